@@ -1,0 +1,108 @@
+"""Every hook Aurora calls, in calling order.
+
+Registration hooks name components and build nothing; the rest are notifications whose return value
+is ignored. All run in the controller process, synchronously, on the event loop's thread: keep them
+short. An exception in a registration hook marks the plugin as broken; in a notification it is
+logged and counted. Implementations may accept fewer arguments and give them no defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from aurora_core import hookspec
+
+if TYPE_CHECKING:
+    import typer
+
+    from aurora_core.config import RunConfig
+    from aurora_core.records import (
+        DraftVersion,
+        Evidence,
+        Registration,
+        RequestStats,
+        SwapReceipt,
+        Verdict,
+    )
+
+
+@hookspec
+def aurora_register_speculators() -> Iterable[Registration]:  # type: ignore[empty-body]
+    """Name the drafter algorithms this plugin provides."""
+
+
+@hookspec
+def aurora_register_backends() -> Iterable[Registration]:  # type: ignore[empty-body]
+    """Name the serving engines this plugin provides."""
+
+
+@hookspec
+def aurora_register_trace_sinks() -> Iterable[Registration]:  # type: ignore[empty-body]
+    """Name the trace sinks this plugin provides."""
+
+
+@hookspec
+def aurora_register_swap_policies() -> Iterable[Registration]:  # type: ignore[empty-body]
+    """Name the swap policies this plugin provides."""
+
+
+@hookspec
+def aurora_register_commands(app: typer.Typer) -> None:
+    """Add subcommands to the `aurora` command line.
+
+    Args:
+        app: the root Typer application; use `@app.command()`.
+    """
+
+
+@hookspec
+def aurora_run_started(config: RunConfig, run_dir: str) -> None:
+    """Called once, when the engine answers and before the first request.
+
+    Args:
+        config: the resolved configuration; immutable.
+        run_dir: absolute path; a plugin may write below `run_dir/<its name>/`.
+    """
+
+
+@hookspec
+def aurora_requests_finished(requests: list[RequestStats]) -> None:
+    """Called about once a second with the requests that finished since the last call."""
+
+
+@hookspec
+def aurora_learner_progress(step: int, metrics: dict[str, float]) -> None:
+    """Called with the learner's metrics, at most once a second.
+
+    Args:
+        step: optimizer steps so far.
+        metrics: names with a slash, for example `train/loss`, `train/num_tokens`.
+    """
+
+
+@hookspec
+def aurora_draft_published(draft: DraftVersion) -> None:
+    """Called when a version is complete on disk, before it is judged."""
+
+
+@hookspec
+def aurora_swap_decided(draft: DraftVersion, verdict: Verdict, evidence: Evidence) -> None:
+    """Called with every verdict of the swap policy, holds included."""
+
+
+@hookspec
+def aurora_draft_swapped(
+    draft: DraftVersion | None, previous: DraftVersion | None, receipt: SwapReceipt
+) -> None:
+    """Called when the engine confirmed that `draft` is live; None means no speculation."""
+
+
+@hookspec
+def aurora_run_finished(report: dict[str, object] | None, error: BaseException | None) -> None:
+    """Called once, after the engine stopped.
+
+    Args:
+        report: what report.json holds; None if the run ended before there was one.
+        error: None on a clean end.
+    """

@@ -1,0 +1,352 @@
+"""Records exchanged between engines, trace sinks, learners and swap policies.
+
+Shape legend (logical dimensions, never shards):
+    T  tokens in a trace: prompt and response    S  verification steps in a trace
+    N  draft nodes over all steps of a trace     R  captured rows of the target
+    D  target hidden size                        L  captured target layers
+    K  num_speculative_tokens
+
+This module imports without torch, so that a controller and `aurora check` stay light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TRACE_SCHEMA = 1
+"""Version of the trace layout; a reader refuses any other."""
+
+NO_DRAFTER = -1
+"""Draft version of a verification step that ran without speculation."""
+
+VerificationRule = Literal["greedy", "point_mass", "rejection", "greedy_always"]
+"""How an engine accepts draft tokens.
+
+    greedy         accept while the draft token is the target's argmax
+    point_mass     drafts are deterministic: accept with the target's probability of the token
+    rejection      drafts are sampled: accept with min(1, target / draft), residual on rejection
+    greedy_always  verifies greedily whatever the request's temperature: not lossless when sampling
+"""
+
+FeatureName = Literal["aux_hidden_states", "last_hidden_state", "target_logsumexp"]
+"""Features of a target row.
+
+    aux_hidden_states  [R, L*D] hidden states *entering* the named layers, concatenated in order;
+                       layer id == number of layers means the last layer's output before the norm
+    last_hidden_state  [R, D] input of the target's output head, after its final norm
+    target_logsumexp   float32 [R] logsumexp of the target's logits over the whole vocabulary, so
+                       exact probabilities follow from `last_hidden_state` and any rows of the head
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """Names a component without importing it."""
+
+    name: str
+    """Value of `name:` in the config section; lowercase, unique per kind."""
+    target: str
+    """"module:Class", imported only when a config selects the name."""
+    summary: str = ""
+    """One line for `aurora plugins`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSpec:
+    """Facts about the target model; everything a controller may know without loading it."""
+
+    name: str
+    """What the user called it: a hub id, a directory, or `quickstart`."""
+    path: str
+    """Local directory with config.json, safetensors weights and a tokenizer."""
+    architecture: str
+    """Entry of `architectures` in config.json, for example LlamaForCausalLM."""
+    fingerprint: str
+    """Hash of the configuration and weights; equal targets have equal fingerprints."""
+    tokenizer_fingerprint: str
+    """Hash of the vocabulary, special tokens and chat template."""
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a speculator requires in every trace to learn, and in every step to draft."""
+
+    features: frozenset[str] = frozenset()
+    """Subset of `FeatureName` values."""
+    aux_layers: tuple[int, ...] = ()
+    """Layer ids of `aux_hidden_states`, in the `entering` convention."""
+    branch_rows: bool = False
+    """Whether rows of rejected draft nodes are required too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provides:
+    """What a backend can do for a speculator."""
+
+    features: frozenset[str] = frozenset()
+    """Features it can capture at committed positions."""
+    branch_rows: bool = False
+    """Whether it captures features at rejected draft nodes."""
+    topologies: frozenset[str] = frozenset({"chain"})
+    """Shapes of proposals it can verify: `chain`, `tree`."""
+    formats: frozenset[str] = frozenset()
+    """Checkpoint formats it can load; `module` means it steps the speculator's own module."""
+    hot_swap: Literal["none", "pause", "live"] = "none"
+    """Whether and how a drafter can be replaced while serving."""
+    verification_rules: frozenset[str] = frozenset({"greedy"})
+    """Values of `VerificationRule` in use."""
+    num_resident_drafters: int = 1
+    """Drafters that can be loaded side by side."""
+    request_routing: bool = False
+    """Whether one request can be sent to a chosen resident drafter, or to none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Sampling parameters of one request and the rule that verified its drafts."""
+
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    seed: int | None = None
+    rule: VerificationRule = "greedy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Verification steps of one trace, in order. All tensors have leading dimension S."""
+
+    root: Tensor
+    """int64 [S]. Position of the last committed token before the step; drafts hang below it."""
+    version: Tensor
+    """int64 [S]. Draft version in force; `NO_DRAFTER` for a plain decoding step."""
+    bonus_token: Tensor
+    """int64 [S]. The target's own token after the last accepted draft token."""
+    num_accepted: Tensor
+    """int64 [S]. Accepted draft tokens, without the bonus token."""
+    draft_ms: Tensor
+    """float32 [S]. Milliseconds spent drafting; the batch's time when requests are batched."""
+    verify_ms: Tensor
+    """float32 [S]. Milliseconds of the target pass of the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """Draft tokens over all steps of one trace, parents before children. Leading dimension N."""
+
+    step: Tensor
+    """int64 [N]. Index into `Steps`; non-decreasing."""
+    token: Tensor
+    """int64 [N]. Target vocabulary id."""
+    parent: Tensor
+    """int64 [N]. Index of the parent node, -1 for a child of the step's root token."""
+    depth: Tensor
+    """int64 [N]. 1 for a child of the root; the node's position is root + depth."""
+    accepted: Tensor
+    """bool [N]."""
+    log_prob: Tensor
+    """float32 [N]. Log-probability under the drafter, NaN if the engine does not know it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Which token each captured row of the target had just read. Leading dimension R.
+
+    The set of valid rows is explicit: nothing is inferred from lengths. Exactly one of
+    `position` and `node` is >= 0 in a row.
+    """
+
+    position: Tensor
+    """int64 [R]. Committed position in `token_ids`, or -1."""
+    node: Tensor
+    """int64 [R]. Index of a *rejected* node in `Nodes`, or -1. Accepted nodes are positions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One finished request, as the serving engine saw it."""
+
+    trace_id: str
+    """Globally unique; a sink drops a second trace with the same id."""
+    request_key: str
+    """Hash of the prompt: equal prompts fall on the same side of the holdout split."""
+    created: float
+    """Unix seconds at which the request arrived."""
+    target_fingerprint: str
+    tokenizer_fingerprint: str
+    sampling: Sampling
+    finish_reason: Literal["stop", "length", "abort"]
+    token_ids: Tensor
+    """int64 [T]. The prompt, then every token the target committed."""
+    prompt_len: int
+    """Positions before this index are context: they carry no loss."""
+    steps: Steps
+    nodes: Nodes
+    rows: Rows
+    features: Mapping[str, Tensor] = field(default_factory=dict)
+    """Tensors by `FeatureName`, each [R, ...] and aligned with `rows`."""
+    aux_layers: tuple[int, ...] = ()
+    """Layer ids of `aux_hidden_states`, in the `entering` convention."""
+    tenant: str = ""
+    route: str = ""
+    schema: int = TRACE_SCHEMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStats:
+    """One finished request as the controller sees it: counts and times, no tensors."""
+
+    sequence: int
+    """Increases by one with every finished request of an engine process."""
+    request_id: str
+    finished: float
+    """Unix seconds."""
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_steps: int
+    """Verification steps, plain decoding steps included."""
+    num_speculative_steps: int
+    """Verification steps that carried at least one draft token."""
+    num_drafted: int
+    accepted_per_position: tuple[int, ...]
+    """[K] Steps in which draft position k was accepted."""
+    min_draft_version: int
+    """Oldest draft version in use while decoding; `NO_DRAFTER` for none."""
+    max_draft_version: int
+    ttft_s: float
+    """Seconds from arrival to the first token."""
+    decode_s: float
+    """Seconds from the first token to the last."""
+    finish_reason: str
+    tenant: str = ""
+    route: str = ""
+    batch_size: float = 1.0
+    """Mean number of requests decoded together with this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftVersion:
+    """A published set of drafter weights: immutable once its directory exists."""
+
+    version: int
+    """Increases by one with every publish of a run."""
+    path: str
+    """Directory with version.json and the exported checkpoint."""
+    parent: int | None
+    """Version the learner started from, None for the first of a lineage."""
+    speculator: str
+    target_fingerprint: str
+    global_step: int
+    """Optimizer steps behind these weights."""
+    num_tokens_trained: int
+    """Response positions trained on, replays included."""
+    created: float
+    """Unix seconds."""
+    checksum: str
+    """sha256 of model.safetensors."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Scalars of the last training window and of the held-out replay."""
+    holdout: Holdout | None = None
+    """Held-out replay of this version beside the version that was live; None without traces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdout:
+    """Held-out replay of two drafters on the same recent traces, one entry per trace."""
+
+    live_version: int | None
+    """The version compared with; None when the engine served without a drafter."""
+    num_anchors: tuple[int, ...]
+    """Committed positions scored per trace."""
+    candidate_accepted: tuple[tuple[int, ...], ...]
+    """Per trace, per draft position: anchors whose first k drafts were all right. [traces][K]"""
+    live_accepted: tuple[tuple[int, ...], ...]
+    """The same for the live drafter; empty without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingStats:
+    """Live traffic of one draft version, as far as it has been observed."""
+
+    version: int
+    """`NO_DRAFTER` for traffic without speculation."""
+    num_requests: int
+    num_output_tokens: int
+    acceptance_length: float
+    """1 + accepted / verification steps."""
+    otps: float
+    """Mean output tokens per second of a request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Everything a swap policy may look at. Gathered by the controller, logged with the verdict."""
+
+    candidate: DraftVersion
+    live: DraftVersion | None
+    previous: DraftVersion | None
+    serving: tuple[ServingStats, ...]
+    """One entry per version seen in the recent window, `NO_DRAFTER` included when measured."""
+    num_requests_since_swap: int
+    seconds_since_swap: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a swap policy decided, and why. The reason is logged verbatim."""
+
+    action: Literal["hold", "shadow", "canary", "promote", "roll_back", "disable_speculation"]
+    reason: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """The figures the verdict rests on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapReceipt:
+    """What the engine reports after a drafter became live."""
+
+    version: int
+    """`NO_DRAFTER` when speculation was switched off."""
+    checksum: str
+    """sha256 of the checkpoint, read back from the engine; empty without a drafter."""
+    load_ms: float
+    """Reading and checking the checkpoint, beside serving."""
+    stall_ms: float
+    """Time for which the decoding loop did not decode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendStatus:
+    """A running engine, read in one call."""
+
+    live_version: int
+    checksum: str
+    num_running: int
+    num_waiting: int
+    memory_mib: float
+    """Resident memory of the engine."""
+    traces_kept: int
+    traces_shed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkStats:
+    """What a trace sink holds and what it let go."""
+
+    num_traces: int
+    num_bytes: int
+    kept: int
+    """Traces accepted since the sink was created."""
+    shed: Mapping[str, int] = field(default_factory=dict)
+    """Reason -> traces refused or dropped."""

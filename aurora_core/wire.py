@@ -1,0 +1,38 @@
+"""Records as JSON, for pipes, HTTP and files between processes."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+Record = TypeVar("Record")
+
+
+@cache
+def _adapter(record_type: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(record_type)
+
+
+def to_json(record: object) -> str:
+    """Return one line of JSON for a record of `aurora_core.records` without tensors."""
+    return _adapter(type(record)).dump_json(record).decode()
+
+
+def to_dict(record: object) -> dict[str, Any]:
+    """Return a record as JSON-compatible plain data."""
+    plain: dict[str, Any] = _adapter(type(record)).dump_python(record, mode="json")
+    return plain
+
+
+def from_json(record_type: type[Record], text: str | bytes) -> Record:
+    """Read a record back; raises `pydantic.ValidationError` on anything else."""
+    record: Record = _adapter(record_type).validate_json(text)
+    return record
+
+
+def from_dict(record_type: type[Record], plain: object) -> Record:
+    """Read a record from plain data; raises `pydantic.ValidationError` on anything else."""
+    record: Record = _adapter(record_type).validate_python(plain)
+    return record
