@@ -1,0 +1,138 @@
+"""Rotary embedding, key-value caching and causal attention over caches of several requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aurora_core.kernels import dispatch
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    *,
+    cosine: Tensor,
+    sine: Tensor,
+    position: Tensor,
+    owner: Tensor,
+    slot: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    num_heads: int,
+) -> Tensor:
+    """Rotate queries and keys by their positions, write keys and values, return the queries.
+
+    Args:
+        qkv: [R, (num_heads + 2 * kv_heads) * d], queries first.
+        cosine: float32 [P, d / 2], a row per position; scaled already if the model scales.
+        sine: likewise.
+        position: int64 [R].
+        owner: int64 [R]. Index of the row's cache in `keys` and `values`.
+        slot: int64 [R]. Entry of that cache to write.
+        keys: one contiguous [capacity, kv_heads, d] per request; written in place.
+        values: likewise.
+        num_heads: query heads.
+
+    Returns:
+        [R, num_heads, d]
+    """
+    num_kv_heads, depth = keys[0].shape[1:]
+    if dispatch.use_compiled(qkv):
+        from aurora_core.kernels import _elementwise_cpu
+
+        qkv = qkv.contiguous()
+        query = torch.empty((qkv.shape[0], num_heads, depth), dtype=torch.float32)
+        _elementwise_cpu.rotate_and_store(
+            qkv.data_ptr(),
+            cosine.data_ptr(),
+            sine.data_ptr(),
+            position.numpy(),
+            owner.numpy(),
+            slot.numpy(),
+            addresses(keys),
+            addresses(values),
+            query.data_ptr(),
+            num_heads,
+            num_kv_heads,
+            depth,
+        )
+        return query
+    heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, depth)
+    c, s = cosine[position].to(qkv.dtype)[:, None], sine[position].to(qkv.dtype)[:, None]
+    rotated = heads[:, : num_heads + num_kv_heads]
+    first, second = rotated.chunk(2, dim=-1)
+    rotated = torch.cat((first * c - second * s, second * c + first * s), dim=-1)
+    for index in owner.unique().tolist():
+        mine = owner == index
+        keys[index][slot[mine]] = rotated[mine, num_heads:].to(keys[index].dtype)
+        values[index][slot[mine]] = heads[mine, num_heads + num_kv_heads :].to(values[index].dtype)
+    return rotated[:, :num_heads].contiguous()
+
+
+def attend(
+    query: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    owner: Tensor,
+    length: Tensor,
+    scale: float,
+) -> Tensor:
+    """Let each query row attend to the first `length` entries of its own cache.
+
+    Args:
+        query: [R, num_heads, d]; float32 on CPU.
+        keys: one contiguous [capacity, kv_heads, d] per request.
+        values: likewise.
+        owner: int64 [R]. Index into `keys` and `values`.
+        length: int64 [R], at least 1.
+        scale: factor on the scores, usually d ** -0.5.
+
+    Returns:
+        [R, num_heads * d]
+    """
+    num_kv_heads = keys[0].shape[1]
+    num_rows, num_heads, depth = query.shape
+    if dispatch.use_compiled(query) and depth % dispatch.NUM_LANES == 0:
+        from aurora_core.kernels import _elementwise_cpu
+
+        query = query.contiguous()
+        y = torch.empty((num_rows, num_heads * depth), dtype=torch.float32)
+        if num_rows:
+            many = dispatch.num_threads() > 1 and num_rows >= dispatch.num_threads()
+            run = _elementwise_cpu.attend_parallel if many else _elementwise_cpu.attend_serial
+            run(
+                query.data_ptr(),
+                addresses(keys),
+                addresses(values),
+                owner.numpy(),
+                length.numpy(),
+                num_heads,
+                num_kv_heads,
+                depth,
+                scale,
+                y.data_ptr(),
+            )
+        return y
+    y = torch.empty((num_rows, num_heads * depth), dtype=query.dtype, device=query.device)
+    for index in owner.unique().tolist():
+        mine = owner == index
+        longest = int(length[mine].max())
+        visible = torch.arange(longest, device=query.device)[None] < length[mine][:, None]
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query[mine].transpose(0, 1)[None],
+            keys[index][:longest].transpose(0, 1)[None].to(query.dtype),
+            values[index][:longest].transpose(0, 1)[None].to(query.dtype),
+            attn_mask=visible[None, None],
+            scale=scale,
+            enable_gqa=num_kv_heads != num_heads,
+        )
+        y[mine] = attended[0].transpose(0, 1).reshape(-1, num_heads * depth)
+    return y
+
+
+def addresses(tensors: Sequence[Tensor]) -> np.ndarray:
+    """Return where each tensor's data begins, uint64 [len(tensors)]."""
+    return np.array([tensor.data_ptr() for tensor in tensors], dtype=np.uint64)

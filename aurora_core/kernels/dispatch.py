@@ -1,0 +1,54 @@
+"""Which implementation a call takes, and on how many threads."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+NUM_LANES = 8
+"""Row lengths that are no multiple of this take the torch path."""
+
+_num_threads = 1
+
+
+@functools.cache
+def compiled() -> bool:
+    """Return whether the compiled CPU kernels can be used in this process."""
+    if os.environ.get("AURORA_KERNELS", "") == "torch":
+        return False
+    try:
+        import numba  # noqa: F401 - only its presence matters here
+    except ImportError as error:
+        log.warning("numba cannot be imported (%s); kernels fall back to torch operators", error)
+        return False
+    return True
+
+
+def use_compiled(tensor: Tensor) -> bool:
+    """Return whether a call on this tensor takes the compiled path."""
+    return tensor.device.type == "cpu" and compiled()
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Set the threads of the compiled kernels in this process; torch's own count is separate."""
+    global _num_threads
+    if num_threads < 1:
+        raise ValueError(f"num_threads must be at least 1, got {num_threads}")
+    if compiled() and num_threads > 1:
+        import numba
+
+        num_threads = min(num_threads, numba.config.NUMBA_NUM_THREADS)
+        numba.set_num_threads(num_threads)
+    _num_threads = num_threads
+
+
+def num_threads() -> int:
+    """Return the threads of the compiled kernels."""
+    return _num_threads
