@@ -1,8 +1,8 @@
 """Row-invariant inference kernels shared by engines and drafters.
 
 Every output row is computed by the same sequence of float32 operations whatever else is in the
-batch. A token therefore gets the same logits, to the last bit, whether it is decoded alone, verified
-as one of several draft tokens, prefilled in a chunk or batched with other requests. Speculation,
+batch. A token therefore gets the same logits, to the last bit, whether it is decoded alone,
+verified as one of several draft tokens, prefilled in a chunk or batched with others. Speculation,
 batching and swaps cannot change the output, and a captured feature does not depend on the batch.
 
 On CPUs the kernels are compiled by numba and stream bfloat16 or float32 weights once per call; on

@@ -5,12 +5,9 @@ Calling the kernels one by one from Python costs about a tenth of a small model'
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import carray, float32, njit, uint64
 
-from aurora_core.kernels import _linear_cpu
 from aurora_core.kernels._elementwise_cpu import (
     attend_parallel,
     attend_serial,
@@ -19,25 +16,27 @@ from aurora_core.kernels._elementwise_cpu import (
     rotate_and_store,
     silu_multiply,
 )
+from aurora_core.kernels._linear_cpu import product_parallel, product_serial
+from aurora_core.kernels.linear import PARALLEL_ELEMENTS
 
 INPUT_NORM, QKV, QKV_BIAS, QUERY_NORM, KEY_NORM, OUTPUT, POST_NORM, GATE_UP, DOWN = range(9)
 """Columns of the table of weight addresses; 0 stands for an absent weight."""
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _add(total, term, count):  # type: ignore[no-untyped-def]
     a, b = carray(pointer(total), (count,), float32), carray(pointer(term), (count,), float32)
     for i in range(count):
         a[i] += b[i]
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _add_bias(rows, bias, num_rows, width):  # type: ignore[no-untyped-def]
     for r in range(num_rows):
         _add(rows + uint64(r * width * 4), bias, width)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _normalise_heads(qkv, weight, first, count, epsilon, num_rows, width, depth):  # type: ignore[no-untyped-def]
     """Apply a per-head norm to heads [first, first + count) of each row of qkv, in place."""
     for r in range(num_rows):
@@ -45,94 +44,89 @@ def _normalise_heads(qkv, weight, first, count, epsilon, num_rows, width, depth)
         rms_norm(start, weight, epsilon, start, count, depth)
 
 
-def _build(bfloat16: bool, parallel: bool) -> Any:
-    serial = _linear_cpu.bfloat16_serial if bfloat16 else _linear_cpu.float32_serial
-    shared = _linear_cpu.bfloat16_parallel if bfloat16 else _linear_cpu.float32_parallel
-
-    if parallel:
-
-        @njit(nogil=True)  # type: ignore[untyped-decorator]
-        def product(weight, x, y, m, n, depth, threads):  # type: ignore[no-untyped-def]
-            if n * depth < 200_000:  # waking a thread would cost more than it brings
-                serial(weight, x, y, m, n, depth)
-            else:
-                shared(weight, x, y, m, n, depth, threads)
-
-        attend = attend_parallel
-    else:
-
-        @njit(nogil=True)  # type: ignore[untyped-decorator]
-        def product(weight, x, y, m, n, depth, threads):  # type: ignore[no-untyped-def]
-            serial(weight, x, y, m, n, depth)
-
-        attend = attend_serial
-
-    @njit(nogil=True)  # type: ignore[untyped-decorator]
-    def stack(  # type: ignore[no-untyped-def]
-        hidden, weights, keys, values, position, owner, slot, length, cosine, sine, capture,
-        captured, hidden_size, intermediate_size, num_heads, num_kv_heads, depth, epsilon, threads,
-    ):  # fmt: skip
-        m = position.size
-        width = (num_heads + 2 * num_kv_heads) * depth
-        inner = num_heads * depth
-        scale = float32(1.0 / np.sqrt(depth))
-        normed_rows = np.empty((m, hidden_size), np.float32)
-        qkv_rows = np.empty((m, width), np.float32)
-        query_rows = np.empty((m, inner), np.float32)
-        mixed_rows = np.empty((m, inner), np.float32)
-        gate_up_rows = np.empty((m, 2 * intermediate_size), np.float32)
-        gated_rows = np.empty((m, intermediate_size), np.float32)
-        normed = uint64(normed_rows.ctypes.data)
-        qkv = uint64(qkv_rows.ctypes.data)
-        query = uint64(query_rows.ctypes.data)
-        mixed = uint64(mixed_rows.ctypes.data)
-        gate_up = uint64(gate_up_rows.ctypes.data)
-        gated = uint64(gated_rows.ctypes.data)
-        stream = carray(pointer(hidden), (m, hidden_size), float32)
-        num_layers = weights.shape[0]
-        for layer in range(num_layers + 1):
-            for c in range(capture.size):
-                if capture[c] == layer:
-                    captured[:, c * hidden_size : (c + 1) * hidden_size] = stream
-            if layer == num_layers:
-                break
-            w = weights[layer]
-            rms_norm(hidden, w[INPUT_NORM], epsilon, normed, m, hidden_size)
-            product(w[QKV], normed, qkv, m, width, hidden_size, threads)
-            if w[QKV_BIAS]:
-                _add_bias(qkv, w[QKV_BIAS], m, width)
-            if w[QUERY_NORM]:
-                _normalise_heads(qkv, w[QUERY_NORM], 0, num_heads, epsilon, m, width, depth)
-                _normalise_heads(
-                    qkv, w[KEY_NORM], num_heads, num_kv_heads, epsilon, m, width, depth
-                )
-            rotate_and_store(
-                qkv, cosine, sine, position, owner, slot, keys[layer], values[layer], query,
-                num_heads, num_kv_heads, depth,
-            )  # fmt: skip
-            attend(
-                query, keys[layer], values[layer], owner, length, num_heads, num_kv_heads, depth,
-                scale, mixed,
-            )  # fmt: skip
-            product(w[OUTPUT], mixed, normed, m, hidden_size, inner, threads)
-            _add(hidden, normed, m * hidden_size)
-            rms_norm(hidden, w[POST_NORM], epsilon, normed, m, hidden_size)
-            product(w[GATE_UP], normed, gate_up, m, 2 * intermediate_size, hidden_size, threads)
-            silu_multiply(gate_up, gated, m, intermediate_size)
-            product(w[DOWN], gated, normed, m, hidden_size, intermediate_size, threads)
-            _add(hidden, normed, m * hidden_size)
-
-    return stack
-
-
 _SIGNATURE = (
     "void(uint64, uint64[:, ::1], uint64[:, ::1], uint64[:, ::1], int64[::1], int64[::1],"
     " int64[::1], int64[::1], uint64, uint64, int64[::1], float32[:, ::1], int64, int64, int64,"
-    " int64, int64, float32, int64)"
+    " int64, int64, float32, boolean, int64)"
 )
 
 
-def decoder_stack(*, bfloat16: bool, parallel: bool) -> Any:
-    """Compile and return the stack for one weight type; see `_build` for the arguments."""
-    stack = _build(bfloat16, parallel)
-    return njit(_SIGNATURE, nogil=True)(stack.py_func)
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _product(weight, x, y, m, n, depth, bfloat16, threads):  # type: ignore[no-untyped-def]
+    if threads == 1 or n * depth < PARALLEL_ELEMENTS:
+        product_serial(weight, x, y, m, n, depth, bfloat16, threads)
+    else:
+        product_parallel(weight, x, y, m, n, depth, bfloat16, threads)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _attend(  # type: ignore[no-untyped-def]
+    query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y, threads
+):
+    if threads == 1:
+        attend_serial(
+            query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y
+        )
+    else:
+        attend_parallel(
+            query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y
+        )
+
+
+@njit(_SIGNATURE, nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def stack(  # type: ignore[no-untyped-def]
+    hidden, weights, keys, values, position, owner, slot, length, cosine, sine, capture,
+    captured, hidden_size, intermediate_size, num_heads, num_kv_heads, depth, epsilon,
+    bfloat16, threads,
+):  # fmt: skip
+    m = position.size
+    width = (num_heads + 2 * num_kv_heads) * depth
+    inner = num_heads * depth
+    scale = float32(1.0 / np.sqrt(depth))
+    normed_rows = np.empty((m, hidden_size), np.float32)
+    qkv_rows = np.empty((m, width), np.float32)
+    query_rows = np.empty((m, inner), np.float32)
+    mixed_rows = np.empty((m, inner), np.float32)
+    gate_up_rows = np.empty((m, 2 * intermediate_size), np.float32)
+    gated_rows = np.empty((m, intermediate_size), np.float32)
+    normed = uint64(normed_rows.ctypes.data)
+    qkv = uint64(qkv_rows.ctypes.data)
+    query = uint64(query_rows.ctypes.data)
+    mixed = uint64(mixed_rows.ctypes.data)
+    gate_up = uint64(gate_up_rows.ctypes.data)
+    gated = uint64(gated_rows.ctypes.data)
+    stream = carray(pointer(hidden), (m, hidden_size), float32)
+    num_layers = weights.shape[0]
+    for layer in range(num_layers + 1):
+        for c in range(capture.size):
+            if capture[c] == layer:
+                captured[:, c * hidden_size : (c + 1) * hidden_size] = stream
+        if layer == num_layers:
+            break
+        w = weights[layer]
+        rms_norm(hidden, w[INPUT_NORM], epsilon, normed, m, hidden_size)
+        _product(w[QKV], normed, qkv, m, width, hidden_size, bfloat16, threads)
+        if w[QKV_BIAS]:
+            _add_bias(qkv, w[QKV_BIAS], m, width)
+        if w[QUERY_NORM]:
+            _normalise_heads(qkv, w[QUERY_NORM], 0, num_heads, epsilon, m, width, depth)
+            _normalise_heads(
+                qkv, w[KEY_NORM], num_heads, num_kv_heads, epsilon, m, width, depth
+            )
+        rotate_and_store(
+            qkv, cosine, sine, position, owner, slot, keys[layer], values[layer], query,
+            num_heads, num_kv_heads, depth,
+        )  # fmt: skip
+        _attend(
+            query, keys[layer], values[layer], owner, length, num_heads, num_kv_heads, depth,
+            scale, mixed, threads,
+        )  # fmt: skip
+        _product(w[OUTPUT], mixed, normed, m, hidden_size, inner, bfloat16, threads)
+        _add(hidden, normed, m * hidden_size)
+        rms_norm(hidden, w[POST_NORM], epsilon, normed, m, hidden_size)
+        _product(
+            w[GATE_UP], normed, gate_up, m, 2 * intermediate_size, hidden_size, bfloat16, threads
+        )
+        silu_multiply(gate_up, gated, m, intermediate_size)
+        _product(w[DOWN], gated, normed, m, hidden_size, intermediate_size, bfloat16, threads)
+        _add(hidden, normed, m * hidden_size)

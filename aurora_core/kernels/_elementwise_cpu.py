@@ -12,7 +12,7 @@ from numba import carray, float32, int64, njit, prange, types, uint64
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from aurora_core.kernels.microkernel import NUM_LANES, dot_tile
+from aurora_core.kernels.microkernel import NUM_LANES, dots
 from aurora_core.kernels.vector_ir import (
     vector_exp_sum,
     vector_max,
@@ -21,8 +21,6 @@ from aurora_core.kernels.vector_ir import (
     weighted_sum_64,
 )
 
-_dot1 = dot_tile(1, 1, bfloat16=False)
-_dot8 = dot_tile(1, 8, bfloat16=False)
 _LEAST = np.float32(-np.inf)
 
 
@@ -34,7 +32,7 @@ def pointer(context: Any, address: Any) -> Any:
     return types.voidptr(types.uint64), generate
 
 
-@njit("void(uint64, uint64, float32, uint64, int64, int64)", nogil=True)  # type: ignore[untyped-decorator]
+@njit("void(uint64, uint64, float32, uint64, int64, int64)", nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def rms_norm(x, weight, epsilon, y, num_rows, depth):  # type: ignore[no-untyped-def]
     factors = carray(pointer(weight), (depth,), float32)
     total = np.empty(1, np.float32)
@@ -42,13 +40,13 @@ def rms_norm(x, weight, epsilon, y, num_rows, depth):  # type: ignore[no-untyped
         xa = x + uint64(r * depth * 4)
         row = carray(pointer(xa), (depth,), float32)
         out = carray(pointer(y + uint64(r * depth * 4)), (depth,), float32)
-        _dot1(xa, xa, uint64(total.ctypes.data), depth, depth, 1, depth)
+        dots(xa, xa, uint64(total.ctypes.data), 0, 1, depth, depth)
         scale = float32(1.0) / np.sqrt(total[0] / float32(depth) + epsilon)
         for d in range(depth):
             out[d] = row[d] * scale * factors[d]
 
 
-@njit("void(uint64, uint64, int64, int64)", nogil=True)  # type: ignore[untyped-decorator]
+@njit("void(uint64, uint64, int64, int64)", nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def silu_multiply(gate_up, y, num_rows, width):  # type: ignore[no-untyped-def]
     for r in range(num_rows):
         gate = gate_up + uint64(r * width * 8)
@@ -59,6 +57,7 @@ def silu_multiply(gate_up, y, num_rows, width):  # type: ignore[no-untyped-def]
     "void(uint64, uint64, uint64, int64[::1], int64[::1], int64[::1], uint64[::1], uint64[::1],"
     " uint64, int64, int64, int64)",
     nogil=True,
+    cache=True,
 )
 def rotate_and_store(  # type: ignore[no-untyped-def]
     qkv, cosine, sine, position, owner, slot, keys, values, query, num_heads, num_kv_heads, depth
@@ -93,16 +92,10 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
                 value[h, d] = row[start + d]
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _attend_head(query, key, value, stride, length, depth, scale, scores, y):  # type: ignore[no-untyped-def]
     """One query head over `length` cached entries; all but lengths and scale are addresses."""
-    t = int64(0)
-    while t + 8 <= length:
-        _dot8(key + uint64(t * stride * 4), query, scores + uint64(t * 4), stride, depth, 8, depth)
-        t += 8
-    while t < length:
-        _dot1(key + uint64(t * stride * 4), query, scores + uint64(t * 4), stride, depth, 1, depth)
-        t += 1
+    dots(key, query, scores, 0, length, stride, depth)
     padded = (length + NUM_LANES - 1) // NUM_LANES * NUM_LANES
     values = carray(pointer(scores), (padded,), float32)
     for t in range(length):
@@ -125,7 +118,7 @@ def _attend_head(query, key, value, stride, length, depth, scale, scores, y):  #
         d += NUM_LANES
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _attend_item(  # type: ignore[no-untyped-def]
     r, h, query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, scores, y
 ):
@@ -143,7 +136,7 @@ _ATTEND = (
 )
 
 
-@njit(_ATTEND, nogil=True)  # type: ignore[untyped-decorator]
+@njit(_ATTEND, nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def attend_serial(  # type: ignore[no-untyped-def]
     query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y
 ):
@@ -156,7 +149,7 @@ def attend_serial(  # type: ignore[no-untyped-def]
             )  # fmt: skip
 
 
-@njit(_ATTEND, nogil=True, parallel=True)  # type: ignore[untyped-decorator]
+@njit(_ATTEND, nogil=True, cache=True, parallel=True)  # type: ignore[untyped-decorator]
 def attend_parallel(  # type: ignore[no-untyped-def]
     query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y
 ):
@@ -169,7 +162,7 @@ def attend_parallel(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-@njit("void(uint64, int64, int64, int64[::1], float32[::1], uint64)", nogil=True)  # type: ignore[untyped-decorator]
+@njit("void(uint64, int64, int64, int64[::1], float32[::1], uint64)", nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def argmax_logsumexp(logits, num_rows, width, best_index, logsumexp, scratch):  # type: ignore[no-untyped-def]
     """`width` is a multiple of the lanes; `scratch` holds `width` float32 values."""
     for r in range(num_rows):

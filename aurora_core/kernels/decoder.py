@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -164,7 +162,9 @@ class Decoder:
         shape = self.shape
         if hidden.shape[0] == 0:
             return
-        _stack(self._bfloat16, threads > 1)(
+        from aurora_core.kernels import _decoder_cpu
+
+        _decoder_cpu.stack(
             hidden.data_ptr(),
             self._table,
             keys,
@@ -183,6 +183,7 @@ class Decoder:
             shape.num_kv_heads,
             shape.head_dim,
             shape.rms_norm_epsilon,
+            self._bfloat16,
             threads,
         )
 
@@ -234,9 +235,3 @@ class Decoder:
 def _norm_heads(heads: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return rms_norm(heads.reshape(-1, heads.shape[-1]), weight, epsilon).view(heads.shape)
 
-
-@functools.cache
-def _stack(bfloat16: bool, parallel: bool) -> Any:
-    from aurora_core.kernels import _decoder_cpu
-
-    return _decoder_cpu.decoder_stack(bfloat16=bfloat16, parallel=parallel)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import platformdirs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,11 +28,19 @@ def compiled() -> bool:
     if os.environ.get("AURORA_KERNELS", "") == "torch":
         return False
     try:
-        import numba  # noqa: F401 - only its presence matters here
+        import numba
     except ImportError as error:
         log.warning("numba cannot be imported (%s); kernels fall back to torch operators", error)
         return False
+    numba.config.CACHE_DIR = str(_cache_dir())
     return True
+
+
+def _cache_dir() -> Path:
+    """Return where compiled code is kept: numba alone would not see a change in another module."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    return Path(platformdirs.user_cache_dir("aurora")) / "kernels" / digest[:16]
 
 
 def use_compiled(tensor: Tensor) -> bool:

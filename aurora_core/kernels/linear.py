@@ -7,7 +7,7 @@ from torch import Tensor
 
 from aurora_core.kernels import dispatch
 
-_PARALLEL_ELEMENTS = 200_000
+PARALLEL_ELEMENTS = 200_000
 """Below this many weights, waking a second thread costs more than it brings."""
 
 
@@ -39,12 +39,8 @@ def _compiled(x: Tensor, weight: Tensor) -> Tensor:
     y = torch.empty((m, n), dtype=torch.float32)
     if m == 0:
         return y
-    threads = dispatch.num_threads()
+    threads = dispatch.num_threads() if n * depth >= PARALLEL_ELEMENTS else 1
+    run = _linear_cpu.product_parallel if threads > 1 else _linear_cpu.product_serial
     bfloat16 = weight.dtype is torch.bfloat16
-    if threads == 1 or n * depth < _PARALLEL_ELEMENTS:
-        serial = _linear_cpu.bfloat16_serial if bfloat16 else _linear_cpu.float32_serial
-        serial(weight.data_ptr(), x.data_ptr(), y.data_ptr(), m, n, depth)
-    else:
-        parallel = _linear_cpu.bfloat16_parallel if bfloat16 else _linear_cpu.float32_parallel
-        parallel(weight.data_ptr(), x.data_ptr(), y.data_ptr(), m, n, depth, threads)
+    run(weight.data_ptr(), x.data_ptr(), y.data_ptr(), m, n, depth, bfloat16, threads)
     return y

@@ -1,9 +1,9 @@
 """Dot products of a few activation rows with a few weight rows, written in LLVM IR.
 
-A tile of `num_rows` x `num_columns` outputs keeps one vector accumulator per output in registers and
-walks the shared dimension once. Each output is the same chain of fused multiply-adds and the same
-final horizontal sum in a tile of any shape, which is what makes `linear` row-invariant; a compiler
-that vectorises a plain loop would choose another order for each shape.
+A tile of outputs keeps a vector accumulator per output in registers and walks the shared dimension
+once. Each output is the same chain of fused multiply-adds and the same final horizontal sum in a
+tile of any shape, which is what makes `linear` row-invariant; a compiler that vectorises a plain
+loop would choose another order for each shape.
 """
 
 from __future__ import annotations
@@ -22,28 +22,123 @@ PREFETCH_TILES = 8
 """How many tiles ahead weights are asked for: far enough to hide the latency of main memory."""
 
 
-def dot_tile(num_rows: int, num_columns: int, *, bfloat16: bool) -> Any:
-    """Return an intrinsic `(weight, x, y, weight_stride, x_stride, y_stride, depth) -> None`.
+_TILES = {1: 8, 2: 6, 3: 4, 4: 3, 5: 2, 6: 2}
+"""Rows -> columns of a tile: enough sums to hide the latency of a multiply-add, few enough to stay
+in sixteen vector registers."""
 
-    It computes `y[r, c] = sum_k x[r, k] * weight[c, k]` for one tile. The first three arguments are
-    addresses, strides and depth count elements, and depth is a positive multiple of `NUM_LANES`.
 
-    Args:
-        num_rows: activation rows in the tile.
-        num_columns: weight rows in the tile.
-        bfloat16: whether the weights are bfloat16 bit patterns; float32 otherwise.
-    """
+def _sweep(bfloat16: bool) -> Any:
+    """Return the intrinsic `sweep` for one weight type."""
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def tile(context: Any, weight: Any, x: Any, y: Any, sw: Any, sx: Any, sy: Any, depth: Any) -> Any:
-        signature = types.void(*[types.uint64] * 3, *[types.int64] * 4)
-
+    def sweep(
+        context: Any, rows: Any, weight: Any, x: Any, y: Any, first: Any, last: Any, n: Any, k: Any
+    ) -> Any:
         def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-            _generate_tile(builder, arguments, num_rows, num_columns, bfloat16)
+            builder.call(_sweep_function(builder.module, bfloat16), arguments)
 
+        signature = types.void(types.int64, *[types.uint64] * 3, *[types.int64] * 4)
         return signature, generate
 
-    return tile
+    return sweep
+
+
+sweep_bfloat16 = _sweep(True)
+"""(rows, weight, x, y, first, last, num_columns, depth): compute 1 to 6 rows of
+`y[r, c] = sum_k x[r, k] * weight[c, k]` for columns [first, last). The three addresses point to
+matrices with `depth`, `depth` and `num_columns` elements a row; depth is a multiple of
+`NUM_LANES`."""
+
+sweep_float32 = _sweep(False)
+"""The same for float32 weights."""
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def dots(
+    context: Any, columns: Any, x: Any, y: Any, first: Any, last: Any, stride: Any, depth: Any
+) -> Any:
+    """(columns, x, y, first, last, stride, depth): y[c] = x . columns[c] for c in [first, last).
+
+    Rows of `columns` are float32 and `stride` elements apart.
+    """
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        columns, x, y, first, last, stride, depth = arguments
+        size = stride.type(4)
+
+        def emit(width: int) -> Callable[[Any], None]:
+            def tile(c: Any) -> None:
+                start = builder.add(columns, builder.mul(builder.mul(c, stride), size))
+                out = builder.add(y, builder.mul(c, size))
+                one = stride.type(1)
+                _generate_tile(builder, (start, x, out, stride, one, one, depth), 1, width, False)
+
+            return tile
+
+        _tiled(builder, first, last, 8, emit)
+
+    return types.void(*[types.uint64] * 3, *[types.int64] * 4), generate
+
+
+def _sweep_function(module: Any, bfloat16: bool) -> Any:
+    """Define the sweep once per module: it is too long to be copied to every caller."""
+    name = f"aurora.sweep.{'bfloat16' if bfloat16 else 'float32'}"
+    if name in module.globals:
+        return module.globals[name]
+    i64 = ir.IntType(64)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [i64] * 8), name)
+    function.linkage = "linkonce_odr"
+    function.attributes.add("noinline")
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    rows, weight, x, y, first, last, num_columns, depth = function.args
+    end = function.append_basic_block("end")
+    choice = builder.switch(rows, end)
+    for num_rows, width in _TILES.items():
+        block = function.append_basic_block(f"rows{num_rows}")
+        choice.add_case(i64(num_rows), block)
+        builder.position_at_end(block)
+
+        def emit(width: int, num_rows: int = num_rows) -> Callable[[Any], None]:
+            def tile(n: Any) -> None:
+                offset = builder.mul(builder.mul(n, depth), i64(2 if bfloat16 else 4))
+                start = builder.add(weight, offset)
+                out = builder.add(y, builder.mul(n, i64(4)))
+                _generate_tile(
+                    builder,
+                    (start, x, out, depth, depth, num_columns, depth),
+                    num_rows,
+                    width,
+                    bfloat16,
+                )
+
+            return tile
+
+        _tiled(builder, first, last, width, emit)
+        builder.branch(end)
+    builder.position_at_end(end)
+    builder.ret_void()
+    return function
+
+
+def _tiled(
+    builder: Any, first: Any, last: Any, width: int, emit: Callable[[int], Callable[[Any], None]]
+) -> None:
+    """Cover [first, last) with tiles of `width` columns and the rest with single columns."""
+    i64 = first.type
+    whole = builder.mul(builder.sdiv(builder.sub(last, first), i64(width)), i64(width))
+    middle = builder.add(first, whole)
+    for start, stop, step in ((first, middle, width), (middle, last, 1)):
+        before = builder.block
+        loop, done = builder.append_basic_block("tiles"), builder.append_basic_block("tiles.end")
+        builder.cbranch(builder.icmp_signed("<", start, stop), loop, done)
+        builder.position_at_end(loop)
+        index = builder.phi(i64)
+        index.add_incoming(start, before)
+        emit(step)(index)
+        following = builder.add(index, i64(step))
+        index.add_incoming(following, builder.block)
+        builder.cbranch(builder.icmp_signed("<", following, stop), loop, done)
+        builder.position_at_end(done)
 
 
 def _generate_tile(
@@ -61,7 +156,9 @@ def _generate_tile(
     weight = builder.inttoptr(weight, element.as_pointer())
     x = builder.inttoptr(x, f32.as_pointer())
     y = builder.inttoptr(y, f32.as_pointer())
-    columns = [builder.gep(weight, [builder.mul(weight_stride, i64(c))]) for c in range(num_columns)]
+    columns = [
+        builder.gep(weight, [builder.mul(weight_stride, i64(c))]) for c in range(num_columns)
+    ]
     rows = [builder.gep(x, [builder.mul(x_stride, i64(r))]) for r in range(num_rows)]
     fma = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(floats, [floats] * 3), f"llvm.fma.v{NUM_LANES}f32"
