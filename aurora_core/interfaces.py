@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class Options(BaseModel):
     """Base of every component's options: unknown keys are errors, values are immutable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Component(ABC):
@@ -265,6 +265,13 @@ class TraceSink(Component):
     @abstractmethod
     def url(self) -> str:
         """Return an address that `open_writer` and `open_reader` understand elsewhere."""
+
+    def prepare(self) -> None:  # noqa: B027 - a sink may have nothing to create
+        """Create what the ends will need. The controller calls it before it starts any process.
+
+        Raises:
+            TraceError: it cannot be created or written.
+        """
 
     @abstractmethod
     def open_writer(self) -> TraceWriter:

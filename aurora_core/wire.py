@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any, TypeVar
 
@@ -17,7 +18,8 @@ def _adapter(record_type: Any) -> TypeAdapter[Any]:
 
 def to_json(record: object) -> str:
     """Return one line of JSON for a record of `aurora_core.records` without tensors."""
-    return _adapter(type(record)).dump_json(record).decode()
+    # Not `dump_json`: it writes NaN and infinity as null, which no float field reads back.
+    return json.dumps(to_dict(record), separators=(",", ":"))
 
 
 def to_dict(record: object) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+# Everything happens in .venv; the two stamp files below keep it from being installed twice.
+#   make run                       the quickstart
+#   make run ARGS="my.yaml"        anything else that `aurora run` takes
+#   make test ARGS="-m 'not model'"
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+# Set it to choose the interpreter: make install PYTHON=/opt/python3.12/bin/python3
+PYTHON ?= python3.11 /usr/bin/python3.11 /usr/local/bin/python3.11 python3.12 python3.13 python3
+
+PROJECTS := pyproject.toml plugins/eagle/pyproject.toml plugins/backend_torch/pyproject.toml
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+EDITABLE_PLUGINS := -e ./plugins/eagle -e ./plugins/backend_torch
+RUNTIME := $(VENV)/.runtime-installed
+DEVELOPMENT := $(VENV)/.development-installed
+
+# Idle threads of one process must not spin while another computes.
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: help install run test lint format docs bench clean
+
+help:
+	@echo "make install   install Aurora and its plugins into $(VENV)"
+	@echo "make run       serve, learn and swap on this machine: the quickstart (ARGS for aurora run)"
+	@echo "make bench     measure speculation against none (ARGS for aurora bench)"
+	@echo "make test      run all tests, those with the real small model included (ARGS for pytest)"
+	@echo "make lint      ruff and mypy"
+	@echo "make format    let ruff rewrite the sources"
+	@echo "make docs      write the generated pages of docs/ anew"
+	@echo "make clean     remove $(VENV) and caches; runs are kept"
+
+install: $(RUNTIME)
+
+run: $(RUNTIME)
+	@$(BIN)/aurora run $(ARGS)
+
+bench: $(RUNTIME)
+	@$(BIN)/aurora bench $(ARGS)
+
+test: $(DEVELOPMENT)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+lint: $(DEVELOPMENT)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(DEVELOPMENT)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(DEVELOPMENT)
+	$(BIN)/python -m aurora_core.config_reference > docs/configuration.md
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# A candidate must run, be new enough and be able to make environments: a shim without an
+# interpreter behind it, or Debian's python3 without python3-venv, cannot.
+$(BIN)/python:
+	@for candidate in $(PYTHON); do \
+		if "$$candidate" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' \
+				>/dev/null 2>&1; then \
+			echo "Making $(VENV) with $$("$$candidate" --version) ($$candidate)"; \
+			"$$candidate" -m venv $(VENV) && exit 0; \
+		fi; \
+	done; \
+	echo "Aurora needs Python 3.11 or newer with the module venv, and none was found;" \
+		"install it (on Debian and Ubuntu: python3.11 and python3.11-venv)" \
+		"or name one: make PYTHON=/path/to/python3.11" >&2; \
+	exit 1
+
+$(RUNTIME): $(PROJECTS) constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[ui]' $(EDITABLE_PLUGINS)
+	@touch $@
+
+$(DEVELOPMENT): $(PROJECTS) constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[dev]' $(EDITABLE_PLUGINS)
+	@touch $@ $(RUNTIME)

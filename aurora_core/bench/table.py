@@ -1,0 +1,75 @@
+"""A benchmark as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from aurora_core.bench.figures import BatchFigures, ConfigFigures
+from aurora_core.bench.measure import BenchReport
+from aurora_core.traffic.replay import number
+
+
+def render_report(report: BenchReport) -> Iterator[Table | str]:
+    """Yield the table of a benchmark, and after it what a reader has to know about it."""
+    table = Table(title=f"{report.model} at {report.url}", title_justify="left")
+    table.add_column("BS", justify="right")
+    table.add_column("config")
+    for heading in ("OTPS mean", "P50", "P05", "P95", "speed-up", "acceptance length"):
+        table.add_column(heading, justify="right")
+    for heading in ("TTFT P50 ms", "P95", "tokens/s in all"):
+        table.add_column(heading, justify="right")
+    for figures in report.batches:
+        _add_row(table, figures, "none", figures.none)
+        _add_row(table, figures, "speculative", figures.speculative)
+        table.add_section()
+    yield table
+    yield (
+        "speed-up: ratio of the median runs; in parentheses the 5th to 95th percentile of the "
+        "single pairs"
+    )
+    yield from _remarks(report)
+
+
+def _add_row(table: Table, figures: BatchFigures, name: str, config: ConfigFigures) -> None:
+    speedup, length = "", ""
+    if config is figures.speculative:
+        length = number(config.acceptance_length, 2)
+        if (found := figures.speedup) is not None:
+            speedup = f"{found.ratio:.2f}x ({found.low:.2f}-{found.high:.2f})"
+    otps = config.otps
+    table.add_row(
+        str(figures.batch_size),
+        name,
+        number(otps.mean),
+        number(otps.p50),
+        number(otps.p05),
+        number(otps.p95),
+        speedup,
+        length,
+        _milliseconds(config.ttft_s.p50),
+        _milliseconds(config.ttft_s.p95),
+        number(config.throughput.p50),
+    )
+
+
+def _remarks(report: BenchReport) -> Iterator[str]:
+    checked = sum(figures.lossless.checked for figures in report.batches)
+    mismatches = sum(figures.lossless.mismatches for figures in report.batches)
+    near_ties = sum(figures.lossless.near_ties for figures in report.batches)
+    yield (
+        f"outputs compared: {checked}, different: {mismatches}, parted at a near-tie: {near_ties}"
+    )
+    for figures in report.batches:
+        prefix = f"batch size {figures.batch_size}:"
+        if figures.failed_pairs:
+            yield f"{prefix} {figures.failed_pairs} pairs of runs failed and are left out"
+        if waiting := figures.none.retries + figures.speculative.retries:
+            yield f"{prefix} the server had no room {waiting} times, so batches were smaller"
+        if figures.speculative.acceptance_length == 1.0:
+            yield f"{prefix} no draft token was accepted; is a drafter live?"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return number(None if seconds is None else seconds * 1000, 0)

@@ -1,0 +1,32 @@
+"""The components every install has, registered through the same hooks as anybody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aurora_core import hookimpl
+from aurora_core.records import Registration
+
+
+@hookimpl
+def aurora_register_trace_sinks() -> Iterable[Registration]:
+    """Register the built-in buffer."""
+    yield Registration(
+        "spool",
+        "aurora_core.spool.sink:SpoolSink",
+        "files in a directory: bounded, crash-safe, shareable between machines",
+    )
+
+
+@hookimpl
+def aurora_register_swap_policies() -> Iterable[Registration]:
+    """Register the built-in judges."""
+    yield Registration("always", "aurora_core.policies:AlwaysSwap", "promotes every new version")
+    yield Registration(
+        "interval", "aurora_core.policies:IntervalSwap", "promotes at most one version an interval"
+    )
+    yield Registration(
+        "gate",
+        "aurora_core.policies:HoldoutGate",
+        "promotes a version that accepts more on held-out traces than the live one",
+    )

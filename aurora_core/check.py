@@ -1,0 +1,73 @@
+"""What `aurora check` finds out: everything that can be known before something is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aurora_core.components import build_component, check_component, run_defaults
+from aurora_core.negotiation import negotiate
+from aurora_core.registrations import KINDS, SECTIONS
+
+if TYPE_CHECKING:
+    from aurora_core.config import RunConfig
+    from aurora_core.plugins import Plugins
+    from aurora_core.records import TargetSpec
+
+
+def check_run(config: RunConfig, plugins: Plugins) -> str:
+    """Check plugins, options, target and negotiation; return the resolved configuration as text.
+
+    A target that is not on this machine yet is left alone, and so is then the negotiation, which
+    needs to know it.
+
+    Raises:
+        AuroraError: the first thing that would keep the run from starting.
+    """
+    lines = [config.to_yaml().rstrip(), "", "# components"]
+    for kind in KINDS:
+        section = getattr(config, SECTIONS[kind])
+        check_component(plugins, kind, section, defaults=run_defaults(config, kind))
+        [(plugin, registration)] = plugins.registrations(kind)[section.name]
+        lines.append(
+            f"# {SECTIONS[kind]} {section.name}: {registration.target}, plugin {plugin.label}"
+        )
+    lines += ["", *_check_target(config, plugins)]
+    return "\n".join(lines)
+
+
+def _check_target(config: RunConfig, plugins: Plugins) -> list[str]:
+    from aurora_core.errors import TargetError
+    from aurora_core.target.pull import pull_target
+    from aurora_core.target.spec import read_target_spec
+
+    is_path = config.target.startswith((".", "/", "~")) or Path(config.target).exists()
+    try:
+        directory = pull_target(config.target, offline=True)
+    except TargetError:
+        if is_path:
+            raise
+        return [
+            f"# target {config.target}: not on this machine yet (`aurora target pull "
+            f"{config.target}`), so what the speculator needs of the backend was not checked"
+        ]
+    target = read_target_spec(directory, name=config.target)
+    return [
+        f"# target {target.name}: {target.architecture}, {target.num_layers} layers, "
+        f"hidden size {target.hidden_size}, vocabulary {target.vocab_size}, in {target.path}",
+        "",
+        f"# {config.speculator.name} on {config.backend.name}",
+        *(f"#{line}" for line in _negotiate(config, plugins, target).splitlines()),
+    ]
+
+
+def _negotiate(config: RunConfig, plugins: Plugins, target: TargetSpec) -> str:
+    speculator = build_component(plugins, "speculators", config.speculator, target=target)
+    backend = build_component(plugins, "backends", config.backend)
+    agreement = negotiate(
+        speculator,
+        backend,
+        speculator_name=config.speculator.name,
+        backend_name=config.backend.name,
+    )
+    return agreement.table()

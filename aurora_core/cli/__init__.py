@@ -1,0 +1,5 @@
+"""The command line. Importing this package, listing plugins and showing help import no torch."""
+
+from aurora_core.cli.application import main
+
+__all__ = ["main"]

@@ -1,0 +1,102 @@
+"""`aurora versions` and `aurora ui`: looking at what a run has made."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from aurora_core.records import DraftVersion
+    from aurora_core.versions import RunState
+
+DEFAULT_RUN_DIRECTORY = Path("runs/quickstart")
+
+RunDirectoryPath = Annotated[
+    Path, typer.Argument(metavar="RUN_DIR", help="Directory of a run.", show_default=True)
+]
+
+
+def versions(
+    run_dir: RunDirectoryPath = DEFAULT_RUN_DIRECTORY,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the drafter versions of a run: steps, acceptance length, age, which one is live."""
+    from aurora_core.errors import ConfigError
+    from aurora_core.versions import VersionStore, read_run_state
+    from aurora_core.wire import to_dict
+
+    if not run_dir.is_dir():
+        raise ConfigError(
+            f"there is no run directory {str(run_dir)!r}; give the directory of a run, as in "
+            f"`aurora versions {DEFAULT_RUN_DIRECTORY}`"
+        )
+    state = read_run_state(run_dir / "state.json")
+    found = VersionStore(run_dir / "versions").list()
+    if as_json:
+        listing = {**to_dict(state), "versions": [to_dict(version) for version in found]}
+        print(json.dumps(listing, indent=2))
+    else:
+        print(as_text(found, state, now=time.time()))
+
+
+def as_text(found: Sequence[DraftVersion], state: RunState, *, now: float) -> str:
+    """Return one aligned line for each version; the ones in use are marked."""
+    if not found:
+        return "no versions yet"
+    uses = {state.previous: "previous", state.challenger: "challenger", state.champion: "live"}
+    rows = [("version", "steps", "tokens", "acceptance length", "age", "")]
+    for version in found:
+        length = held_out_acceptance_length(version)
+        rows.append(
+            (
+                str(version.version),
+                str(version.global_step),
+                str(version.num_tokens_trained),
+                "-" if length is None else f"{length:.2f}",
+                _age(now - version.created),
+                uses.get(version.version, ""),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = (
+        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+    return "\n".join(lines)
+
+
+def held_out_acceptance_length(version: DraftVersion) -> float | None:
+    """Return what a version reached in the held-out replay, None without one."""
+    from aurora_core.acceptance import acceptance_length
+
+    holdout = version.holdout
+    if holdout is None or not sum(holdout.num_anchors):
+        return None
+    num_accepted = sum(sum(trace) for trace in holdout.candidate_accepted)
+    return acceptance_length(num_accepted, sum(holdout.num_anchors))
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def ui(
+    run_dir: RunDirectoryPath = DEFAULT_RUN_DIRECTORY,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = 5000,
+) -> None:
+    """Show the metrics and versions of a run in MLflow's web interface, until Ctrl-C."""
+    from aurora_core.mlflow_ui import command
+
+    arguments = command(run_dir, port=port)
+    print(f"http://127.0.0.1:{port} shows {run_dir}; Ctrl-C ends", flush=True)
+    # Replaces this process: Ctrl-C and termination reach the server directly.
+    os.execv(arguments[0], arguments)

@@ -1,0 +1,221 @@
+"""The run configuration. Core sections are typed here, component options by the component.
+
+Precedence: the defaults below, then the file, then `--set`. Every field carries its description:
+the configuration page of the documentation and the error messages are made from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from aurora_core import config_source
+from aurora_core.errors import ConfigError
+
+
+class Section(BaseModel):
+    """Base of the core sections: unknown keys are errors, values are immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ComponentSection(BaseModel):
+    """`name` selects a registered component; every other key is that component's own option.
+
+    A bare name stands for a section without options: `swap_policy: gate`.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+
+    name: str
+    """Registered name, as `aurora plugins` lists it."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The component's own options as written, not yet validated."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_bare_name(cls, value: object) -> object:
+        return {"name": value} if isinstance(value, str) else value
+
+
+class LearnerSection(Section):
+    """How the learner process trains, publishes and restarts."""
+
+    num_threads: int = Field(1, ge=1)
+    """CPU threads of the learner; the engine has its own count, and together they should not
+    exceed the cores of the machine."""
+    niceness: int = Field(0, ge=0, le=19)
+    """How readily the learner leaves the processor to others, as for `nice`."""
+    batch_traces: int = Field(4, ge=1)
+    """Traces per optimizer step."""
+    fresh_traces: int = Field(2, ge=0)
+    """At most this many traces of a batch are new ones; the rest are replayed."""
+    max_replays_per_trace: int = Field(16, ge=0)
+    """Times that a trace is replayed, on average; then training rests until new traces arrive."""
+    matrix_learning_rate: float = Field(0.01, gt=0)
+    """Learning rate of Muon, which trains the matrices inside the drafter."""
+    learning_rate: float = Field(0.001, gt=0)
+    """Learning rate of AdamW, which trains everything else: head, embeddings, norms."""
+    gradient_clip: float = Field(1.0, ge=0)
+    """Gradient norm to clip to; 0 does not clip."""
+    warmup_steps: int = Field(10, ge=0)
+    """Optimizer steps over which the learning rates rise from nothing; then they are constant."""
+    average_decay: float = Field(0.0, ge=0, lt=1)
+    """Publish an exponential moving average of the weights with this decay a step; 0 publishes the
+    weights themselves."""
+    max_bad_share: float = Field(0.5, gt=0, le=1)
+    """Share of unusable traces and batches above which training pauses."""
+    start_traces: int = Field(16, ge=1)
+    """Traces to wait for before a new lineage starts; its draft vocabulary is chosen from them."""
+    first_publish_steps: int = Field(20, ge=1)
+    """Optimizer steps before the first version of a lineage is published."""
+    publish_every_s: float = Field(45.0, ge=0)
+    """Seconds between published versions."""
+    publish_every_steps: int = Field(0, ge=0)
+    """Optimizer steps after which a version is published even sooner; 0 goes by time alone."""
+    checkpoint_every_s: float = Field(60.0, ge=0)
+    """Seconds between checkpoints to resume from."""
+    holdout_traces: int = Field(32, ge=0)
+    """Most recent held-out traces on which every version is scored before it is judged."""
+    max_steps: int = Field(-1, ge=-1)
+    """Optimizer steps; -1 trains for as long as the run lasts."""
+    max_restarts: int = Field(5, ge=0)
+    """Times a crashed learner is restarted from its last checkpoint; after that the run serves on
+    without learning."""
+    accelerator: str = "auto"
+    """Lightning's accelerator: `auto`, `cpu`, `gpu`."""
+    devices: int | Literal["auto"] = 1
+    """Lightning's number of devices."""
+    strategy: str = "auto"
+    """Lightning's strategy: `auto`, or `ddp` and its variants for several devices."""
+    precision: str = "32-true"
+    """Lightning's precision: `32-true`, `bf16-mixed`, `bf16-true`."""
+
+    @model_validator(mode="after")
+    def _fresh_fits_in_batch(self) -> Self:
+        if self.fresh_traces > self.batch_traces:
+            raise ValueError(
+                f"fresh_traces ({self.fresh_traces}) exceeds batch_traces ({self.batch_traces})"
+            )
+        return self
+
+
+class TrafficSection(Section):
+    """Requests that the run sends to its own engine."""
+
+    domains: tuple[str, ...] = ("math", "sql", "code", "finance", "chat")
+    """Domains of the built-in prompt generator; ignored when `prompts` is set."""
+    order: Literal["mixed", "ordered"] = "mixed"
+    """`mixed` shuffles the domains, `ordered` sends one after the other."""
+    prompts: Path | None = None
+    """JSONL file of prompts to send instead of generated ones."""
+    concurrency: int = Field(3, ge=1)
+    """Requests in flight at once."""
+    rate: float | None = Field(None, gt=0)
+    """Requests per second; null sends the next one as soon as a slot is free."""
+    max_tokens: int = Field(96, ge=1)
+    """Output tokens per request."""
+    temperature: float = Field(0.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    lossless_every: int = Field(8, ge=0)
+    """Every so many requests, repeat one without speculation and compare; 0 never does. Sampled
+    requests are not compared."""
+
+
+class FinalBenchSection(Section):
+    """The measurement at the end of a run: with and without speculation, interleaved."""
+
+    num_prompts: int = Field(24, ge=1)
+    """Held-out prompts to measure with; they are never sent as traffic."""
+    max_tokens: int = Field(96, ge=1)
+    """Output tokens per prompt."""
+    batch_sizes: tuple[int, ...] = Field((1,), min_length=1)
+    """Numbers of requests decoded together; the first one gives `otps` in the report."""
+
+
+class TrackingSection(Section):
+    """Metrics and versions in MLflow."""
+
+    enabled: bool = True
+    """Whether to log metrics and register versions."""
+    experiment: str = "aurora"
+    """MLflow experiment, and prefix of the registered model's name."""
+    uri: str | None = None
+    """MLflow tracking URI; null keeps a SQLite store in the run directory."""
+
+
+class RunConfig(Section):
+    """Everything `aurora run` needs to know. Immutable; built once and passed on in parts."""
+
+    target: str = "quickstart"
+    """Model to serve: a directory, a hub id, or `quickstart` for SmolLM2-135M-Instruct."""
+    plugins: tuple[str, ...] | None = None
+    """Plugins to load: exactly these, and a broken one is fatal; null loads all that work."""
+    speculator: ComponentSection
+    """Drafter algorithm and its options."""
+    backend: ComponentSection
+    """Serving engine and its options."""
+    trace_sink: ComponentSection = ComponentSection(name="spool")
+    """Buffer between serving and learning, and its options."""
+    swap_policy: ComponentSection = ComponentSection(name="gate")
+    """Judge of new versions, and its options."""
+    num_speculative_tokens: int = Field(3, ge=1)
+    """Draft tokens per verification step, at most."""
+    learner: LearnerSection = LearnerSection()
+    """Training."""
+    traffic: TrafficSection | None = None
+    """Requests that the run sends to itself; null waits for clients."""
+    requests: int | None = Field(None, ge=1)
+    """End the run after so many finished requests; null serves until stopped."""
+    duration_s: float | None = Field(None, gt=0)
+    """End the run after so many seconds; null serves until stopped."""
+    final_bench: FinalBenchSection | None = None
+    """Measure the speed-up when the run ends; null does not."""
+    tracking: TrackingSection = TrackingSection()
+    """MLflow."""
+    run_dir: Path = Path("runs/default")
+    """Folder of everything the run writes; one run at a time. A later run continues from it."""
+    seed: int = Field(0, ge=0)
+    """Seed of prompts, sampling, initialisation and replay."""
+
+    @classmethod
+    def load(cls, path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+        """Read a YAML file, or the quickstart without one, and apply `key.path=value` overrides.
+
+        Raises:
+            ConfigError: unreadable, unknown or unfit; the message names the user's own paths.
+        """
+        if path is None:
+            return cls.quickstart(overrides)
+        return cls._from_text(config_source.read(path), str(path), overrides)
+
+    @classmethod
+    def quickstart(cls, overrides: Sequence[str] = ()) -> RunConfig:
+        """Return what `aurora run` does without a configuration file."""
+        text = resources.files("aurora_core").joinpath("quickstart.yaml").read_text("utf-8")
+        return cls._from_text(text, "the quickstart", overrides)
+
+    @classmethod
+    def _from_text(cls, text: str, source: str, overrides: Sequence[str]) -> RunConfig:
+        values = config_source.parse(text, source)
+        for override in overrides:
+            values = config_source.override(values, override)
+        if overrides:
+            source = f"{source} with --set"
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(config_source.explain(error, cls, source)) from error
+
+    def to_yaml(self) -> str:
+        """Return the configuration, defaults included, as YAML that loads to an equal one."""
+        text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        return text

@@ -1,0 +1,114 @@
+"""The words and figures of the console, as pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aurora_core.records import NO_DRAFTER
+
+_BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+_ASCII = ".:-=+*#@"
+
+
+def version_name(version: int) -> str:
+    """Return how people read a draft version."""
+    return "no drafter" if version == NO_DRAFTER else f"version {version}"
+
+
+def sparkline(values: Sequence[float], encoding: str = "utf-8") -> str:
+    """Return one character per value, from the smallest to the largest."""
+    if not values:
+        return ""
+    levels = _BLOCKS if encoding.lower().replace("-", "").startswith("utf") else _ASCII
+    low, high = min(values), max(values)
+    scale = (len(levels) - 1) / (high - low) if high > low else 0.0
+    return "".join(levels[round((value - low) * scale)] for value in values)
+
+
+def describe_requests(
+    num_requests: int,
+    wanted: int | None,
+    *,
+    live_otps: float,
+    plain_otps: float,
+    length: float | None = None,
+    live_version: int | None = None,
+) -> str:
+    """Return one line on the requests served and how fast.
+
+    Args:
+        num_requests: finished so far.
+        wanted: the run ends after these, None for no limit.
+        live_otps: recent output tokens per second of a request.
+        plain_otps: the same for requests repeated without speculation; 0 when there were none.
+        length: recent acceptance length, left out if None.
+        live_version: version that serves, left out if None.
+    """
+    parts = [f"{num_requests}" + (f" of {wanted}" if wanted else "") + " requests"]
+    if length is not None:
+        parts.append(f"acceptance length {length:.2f}")
+    speed = f"{live_otps:.1f} tokens/s"
+    if plain_otps:
+        speed += f" (without speculation {plain_otps:.1f})"
+    parts.append(speed)
+    if live_version is not None:
+        parts.append(f"live: {version_name(live_version)}")
+    return ", ".join(parts)
+
+
+def describe_learner(state: str, step: int, *, loss: float | None, behind: int) -> str:
+    """Return one line on the learner: state, step, loss, versions the live one is behind."""
+    parts = [state.replace("_", " "), f"step {step}"]
+    if loss is not None:
+        parts.append(f"loss {loss:.3f}")
+    parts.append(f"live is {behind} version{'' if behind == 1 else 's'} behind")
+    return ", ".join(parts)
+
+
+def summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the key figures of report.json as (name, value), unmeasured ones as such."""
+    requests, lossless, swaps = report["requests"], report["lossless"], report["swaps"]
+    length, speed, learner = report["acceptance_length"], report["otps"], report["learner"]
+    traces, memory = report["traces"], report["memory"]
+    speedup = "not measured"
+    if speed["speedup"] is not None:
+        speedup = (
+            f"{speed['speedup']:.2f}x at batch size {speed['batch_size']} "
+            f"({speed['speculative']:.1f} against {speed['none']:.1f} output tokens/s)"
+        )
+    compared = f"{lossless['checked']} answers compared, {lossless['mismatches']} differ"
+    if lossless["near_ties"]:
+        compared += f", {lossless['near_ties']} part at a near-tie"
+    return [
+        ("ended", str(report["ended"])),
+        ("requests", f"{requests['total']} served, {requests['failed']} failed"),
+        (
+            "acceptance length",
+            f"{_number(length['first'])} first, {_number(length['last'])} last "
+            f"({length['last_measured_on']})",
+        ),
+        ("speed-up", speedup),
+        ("lossless", compared if lossless["checked"] else "not checked"),
+        (
+            "swaps",
+            f"{swaps['count']} done, {swaps['failed']} failed, "
+            f"decoding stood still for {_number(swaps['stall_ms_p99'])} ms (P99)",
+        ),
+        (
+            "learner",
+            f"{learner['steps']} steps, {learner['tokens_trained']} tokens trained, "
+            f"{learner['restarts']} restarts",
+        ),
+        ("traces", f"{traces['kept']} kept, {traces['shed']} shed"),
+        (
+            "peak memory",
+            f"engine {memory['engine_mib']:.0f} MiB, learner {memory['learner_mib']:.0f} MiB",
+        ),
+        ("time", f"{report['wall_s']:.0f} s"),
+        ("run directory", str(report["run_dir"])),
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

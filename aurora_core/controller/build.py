@@ -1,0 +1,247 @@
+"""The composition root: from a configuration to the parts and plans of a run.
+
+Nothing is started here. Whatever a user may have got wrong in the configuration is found here.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aurora_core.components import build_component, run_defaults
+from aurora_core.controller.run_directory import RunDirectory, without_secrets
+from aurora_core.errors import CheckpointError
+from aurora_core.interfaces import ServePlan
+from aurora_core.learner.plan import LearnerPlan, write_plan
+from aurora_core.negotiation import Agreement, negotiate
+from aurora_core.records import NO_DRAFTER
+from aurora_core.target.progress import ReportProgress, silent
+from aurora_core.target.pull import pull_target
+from aurora_core.target.spec import read_target_spec
+from aurora_core.versions import read_run_state
+
+if TYPE_CHECKING:
+    from aurora_core.config import RunConfig
+    from aurora_core.interfaces import Backend, Component, Speculator, SwapPolicy, TraceSink
+    from aurora_core.plugins import Plugins
+    from aurora_core.records import DraftVersion, TargetSpec
+
+LEARNER_MODULE = "aurora_core.learner"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Everything a run is made of; nothing of it is running."""
+
+    config: RunConfig
+    plugins: Plugins
+    target: TargetSpec
+    speculator: Speculator
+    backend: Backend
+    sink: TraceSink
+    policy: SwapPolicy
+    agreement: Agreement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """The drafters that an earlier run on the same directory left behind."""
+
+    live: DraftVersion | None
+    """Serves from the start."""
+    previous: DraftVersion | None
+    """Where a roll back goes."""
+    challenger: DraftVersion | None
+    """Waits to be judged."""
+    newest_version: int
+    """0 in a new directory, as the following."""
+    num_steps: int
+    """Optimizer steps behind the newest version."""
+    num_tokens_trained: int
+
+
+def build_parts(config: RunConfig, plugins: Plugins, *, progress: ReportProgress = silent) -> Parts:
+    """Obtain the target, resolve and construct every component, and see that they fit together.
+
+    Raises:
+        AuroraError: the first thing that keeps the run from starting.
+    """
+    directory = pull_target(config.target, progress=progress)
+    target = read_target_spec(directory, name=config.target)
+    speculator = build_component(plugins, "speculators", config.speculator, target=target)
+    backend = build_component(plugins, "backends", config.backend)
+    agreement = negotiate(
+        speculator,
+        backend,
+        speculator_name=config.speculator.name,
+        backend_name=config.backend.name,
+    )
+    sink_defaults = run_defaults(config, "trace_sinks")
+    return Parts(
+        config=config,
+        plugins=plugins,
+        target=target,
+        speculator=speculator,
+        backend=backend,
+        sink=build_component(plugins, "trace_sinks", config.trace_sink, defaults=sink_defaults),
+        policy=build_component(plugins, "swap_policies", config.swap_policy),
+        agreement=agreement,
+    )
+
+
+def read_lineage(directory: RunDirectory) -> Lineage:
+    """Find out from which versions a run on this directory continues.
+
+    A live version that is damaged is left aside for the one before it: better an older drafter
+    than no service. The weights of what will serve are compared with their checksum.
+
+    Raises:
+        CheckpointError: `state.json` cannot be read.
+    """
+    state = read_run_state(directory.state)
+    live, previous = (_intact(directory, number) for number in (state.champion, state.previous))
+    if live is None:
+        live, previous = previous, None
+    newest = directory.store.list()[-1:]
+    return Lineage(
+        live=live,
+        previous=previous,
+        challenger=_intact(directory, state.challenger),
+        newest_version=directory.store.next_version() - 1,
+        num_steps=newest[0].global_step if newest else 0,
+        num_tokens_trained=newest[0].num_tokens_trained if newest else 0,
+    )
+
+
+def plan_serving(
+    parts: Parts,
+    directory: RunDirectory,
+    *,
+    initial: DraftVersion | None,
+    record: bool = True,
+    run_dir: Path | None = None,
+) -> ServePlan:
+    """Return what the engine is told.
+
+    Args:
+        parts: the run's parts.
+        directory: the run's directory.
+        initial: version to serve from the start.
+        record: whether the engine writes traces.
+        run_dir: where the engine's logs go; None is the run's directory.
+    """
+    config = parts.config
+    return ServePlan(
+        target=parts.target,
+        speculator=config.speculator.name,
+        speculator_options=parts.speculator.options.model_dump(mode="json"),
+        plugins=config.plugins,
+        needs=parts.speculator.needs,
+        num_speculative_tokens=config.num_speculative_tokens,
+        versions_dir=str(directory.versions),
+        initial_version=initial,
+        sink_url=parts.sink.url if record else None,
+        run_dir=str(run_dir or directory.path),
+        seed=config.seed,
+    )
+
+
+def plan_learning(parts: Parts, directory: RunDirectory, lineage: Lineage) -> LearnerPlan:
+    """Return what the learner is told."""
+    config = parts.config
+    return LearnerPlan(
+        target=parts.target,
+        speculator=config.speculator.name,
+        speculator_options=parts.speculator.options.model_dump(mode="json"),
+        plugins=config.plugins,
+        sink=config.trace_sink.name,
+        sink_options=parts.sink.options.model_dump(mode="json"),
+        versions_dir=str(directory.versions),
+        learner_dir=str(directory.learner),
+        initial_version=lineage.live,
+        num_speculative_tokens=config.num_speculative_tokens,
+        learner=config.learner,
+        seed=config.seed,
+    )
+
+
+def learner_command(
+    plan: LearnerPlan, directory: RunDirectory, *, module: str = LEARNER_MODULE
+) -> list[str]:
+    """Write the plan and return the command that learns by it."""
+    directory.learner.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = Path(directory.learner / "plan.json")
+    write_plan(plan, path)
+    return [sys.executable, "-m", module, str(path)]
+
+
+def learner_environment(num_threads: int) -> dict[str, str]:
+    """Return the variables that keep the learner to its share of the machine."""
+    names = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "NUMBA")
+    return {
+        **{f"{name}_NUM_THREADS": str(num_threads) for name in names},
+        # Threads that spin between two kernels take the engine's cores away: 10 to 20 times slower.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def resolved_facts(parts: Parts, directory: RunDirectory, lineage: Lineage) -> dict[str, str]:
+    """Return what the configuration resolved to, in the order of the banner."""
+    config, target = parts.config, parts.target
+    live, plugins = lineage.live, plugin_labels(parts.plugins)
+    return {
+        "target": f"{target.name}: {target.architecture}, {target.num_layers} layers, "
+        f"hidden size {target.hidden_size}, vocabulary {target.vocab_size}",
+        "speculator": f"{config.speculator.name} ({_class_of(parts.speculator)}), "
+        f"{parts.agreement.topology} of {config.num_speculative_tokens} tokens at most",
+        "backend": f"{config.backend.name} ({_class_of(parts.backend)})",
+        "trace sink": f"{config.trace_sink.name} ({_class_of(parts.sink)})",
+        "swap policy": f"{config.swap_policy.name} ({_class_of(parts.policy)})",
+        "plugins": ", ".join(f"{name} ({label})" for name, label in plugins.items()),
+        "run directory": str(directory.path),
+        "tracking": tracking_uri(config) or "off",
+        "drafter": f"version {live.version}" if live else "none yet, learned from the traffic",
+    }
+
+
+def tracking_uri(config: RunConfig) -> str | None:
+    """Return where MLflow's store is, without secrets; None when nothing is tracked."""
+    section = config.tracking
+    if not section.enabled:
+        return None
+    uri = section.uri or f"sqlite:///{config.run_dir.absolute() / 'mlflow.db'}"
+    return str(without_secrets(uri))
+
+
+def plugin_labels(plugins: Plugins) -> dict[str, str]:
+    """Return plugin name -> distribution and version, of every plugin that is loaded."""
+    return {
+        name: f"{plugin.distribution} {plugin.version}"
+        for name, plugin in plugins.loaded.items()
+        if plugin.distribution
+    }
+
+
+def number_of(draft: DraftVersion | None) -> int:
+    """Return a version's number, `NO_DRAFTER` for none."""
+    return NO_DRAFTER if draft is None else draft.version
+
+
+def _class_of(component: Component) -> str:
+    return f"{type(component).__module__}:{type(component).__name__}"
+
+
+def _intact(directory: RunDirectory, number: int | None) -> DraftVersion | None:
+    if number is None:
+        return None
+    try:
+        return directory.store.verify(number)
+    except CheckpointError as error:
+        log.warning("left aside: %s", error)
+        return None

@@ -1,0 +1,186 @@
+"""How a run ended, and the report of what it did."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aurora_core.controller.build import plugin_labels, tracking_uri
+from aurora_core.controller.evidence import acceptance_length_of
+from aurora_core.controller.run_directory import without_secrets
+from aurora_core.errors import AuroraError, ConfigError
+from aurora_core.records import RequestStats
+from aurora_core.report.document import LosslessCounts, RequestCounts, RunFacts, make_report
+from aurora_core.report.html import render_html
+from aurora_core.report.packages import package_versions
+
+if TYPE_CHECKING:
+    from aurora_core.controller.run import Run
+
+CRASHED = 1
+INTERRUPTED = 130
+
+
+class EngineDied(Exception):
+    """The engine stopped answering in the middle of a run."""
+
+
+@dataclass
+class Outcome:
+    """What became of a run."""
+
+    served: bool = False
+    """The engine has answered."""
+    interrupted: bool = False
+    measuring: bool = False
+    """The final measurement has begun: requests are no traffic any more."""
+    learner_gave_up: bool = False
+    error: Exception | None = None
+
+    @property
+    def ended(self) -> str:
+        """finished, interrupted, engine_died or failed."""
+        if self.error is not None:
+            return "engine_died" if isinstance(self.error, EngineDied) else "failed"
+        return "interrupted" if self.interrupted else "finished"
+
+    @property
+    def has_report(self) -> bool:
+        """Whether there is something to report: an error that keeps a run from starting, is not."""
+        return self.served and self.ended != "failed"
+
+    @property
+    def hook_error(self) -> BaseException | None:
+        """What observers are told; None is a clean end."""
+        return KeyboardInterrupt() if self.ended == "interrupted" else self.error
+
+    def exit_code(self) -> int:
+        """Return the status of `aurora run`.
+
+        Raises:
+            Exception: what ended the run, unless the report says it all.
+        """
+        if self.ended == "failed":
+            assert self.error is not None
+            raise self.error
+        if self.ended == "interrupted":
+            return INTERRUPTED
+        return CRASHED if self.ended == "engine_died" or self.learner_gave_up else 0
+
+
+def culprit(error: Exception) -> Exception:
+    """Return the error to tell about, out of the groups that task groups wrap around errors.
+
+    A mistake in the code comes first; then what the user can mend; an engine that is gone makes
+    others fail as well.
+    """
+    if not isinstance(error, ExceptionGroup):
+        return error
+    inner = [culprit(one) for one in error.exceptions]
+    told = (AuroraError, EngineDied)
+    bugs = [one for one in inner if not isinstance(one, told)]
+    mistakes = [one for one in inner if isinstance(one, AuroraError)]
+    return [*bugs, *mistakes, *inner][0]
+
+
+def make_report_folder(path: Path) -> None:
+    """Find out before the run whether reports can be written there.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / ".partial").touch()
+        (path / ".partial").unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"reports cannot be written to {str(path)!r}: {error.strerror}"
+        ) from error
+
+
+def write_reports(run: Run, report_dir: Path | None) -> dict[str, Any]:
+    """Write report.json and report.html, into `report_dir` as well, and return the former."""
+    report = make_report(gather_facts(run))
+    paths = [
+        run.directory.write("report.json", json.dumps(report, indent=1, allow_nan=False) + "\n"),
+        run.directory.write("report.html", render_html(report, run.history)),
+    ]
+    if report_dir is not None and report_dir.absolute() != run.directory.path:
+        for path in paths:
+            shutil.copyfile(path, report_dir / path.name)
+    return report
+
+
+def gather_facts(run: Run) -> RunFacts:
+    """Collect what the report is made of from the parts of a run."""
+    config, outcome = run.parts.config, run.outcome
+    engine, learner = run.requests_log.record, run.learner.record if run.learner else None
+    settings = without_secrets(config.model_dump(mode="json"))
+    traffic = run.traffic
+    live = run.swapping.live
+    plugins = plugin_labels(run.parts.plugins)
+    return RunFacts(
+        ended=outcome.ended,
+        error=None if outcome.error is None else str(outcome.error),
+        target=run.parts.target,
+        speculator=config.speculator.name,
+        history=run.history,
+        requests=RequestCounts(
+            total=traffic.num_requests if traffic else engine.num_finished,
+            failed=traffic.num_failed if traffic else engine.num_failed,
+        ),
+        num_engine_finished=engine.num_finished,
+        num_engine_aborted=engine.num_aborted,
+        lossless=_lossless(run),
+        num_failed_swaps=run.swapping.num_failed_swaps,
+        measurements=run.measurement.reports,
+        acceptance_by_domain=_acceptance_by_domain(list(run.history.last_requests)),
+        traces_kept=engine.traces_kept,
+        traces_shed=engine.traces_shed,
+        engine_peak_mib=engine.peak_memory_mib,
+        learner_state=learner.state if learner else "none",
+        learner_steps=max(learner.step if learner else 0, run.lineage.num_steps),
+        tokens_trained_before=run.lineage.num_tokens_trained,
+        learner_restarts=learner.num_restarts if learner else 0,
+        learner_peak_mib=learner.peak_memory_mib if learner else 0.0,
+        live_version=live.version if live else None,
+        wall_s=time.time() - run.started,
+        seed=config.seed,
+        run_dir=str(config.run_dir),
+        tracking_uri=tracking_uri(config),
+        plugins=plugins,
+        packages=package_versions(tuple(label.split()[0] for label in plugins.values())),
+        settings=settings,
+        settings_digest=hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
+    )
+
+
+def _lossless(run: Run) -> LosslessCounts:
+    """Add up the comparisons during the traffic and those of the final measurement."""
+    traffic = run.traffic
+    found = [measurement.lossless for measurement in run.measurement.reports]
+    if traffic is not None and traffic.lossless is not None:
+        found.insert(0, traffic.lossless)
+    return LosslessCounts(
+        checked=sum(one.checked for one in found),
+        mismatches=sum(one.mismatches for one in found),
+        near_ties=sum(one.near_ties for one in found),
+        by_version=dict(sorted(traffic.num_compared_by_version.items())) if traffic else {},
+        differences=tuple(difference for one in found for difference in one.differences),
+    )
+
+
+def _acceptance_by_domain(requests: list[RequestStats]) -> dict[str, float]:
+    """Return the acceptance length of recent live requests by route, which traffic sets to the
+    domain of the prompt."""
+    routes = sorted({request.route for request in requests if request.route})
+    return {
+        route: acceptance_length_of(one for one in requests if one.route == route)
+        for route in routes
+    }

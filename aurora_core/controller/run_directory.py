@@ -1,0 +1,173 @@
+"""The folder of a run: who may write it, what survives a crash, and where everything lies.
+
+Nothing in it is ever half-written: `state.json` and `resolved.yaml` are replaced by rename, and a
+line that a crash cut off is removed from the append-only records before the next one is added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import filelock
+import yaml
+
+from aurora_core.errors import ConfigError
+from aurora_core.versions import RunState, VersionStore, write_run_state
+
+if TYPE_CHECKING:
+    from aurora_core.config import RunConfig
+    from aurora_core.records import TargetSpec
+
+_SECRET_KEY = re.compile(r"(^|_)((password|secret|credential|api_key|access_key)s?|token)$", re.I)
+_URL_PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
+
+_KEEP_VERSIONS = 8
+_MAX_VERSION_BYTES = 4 << 30
+"""Older versions than the last few are deleted, oldest first, once all take more than this."""
+
+
+class RunDirectory:
+    """Names every file of a run and writes the controller's own ones."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.logs = self.path / "logs"
+        self.spool = self.path / "spool"
+        self.versions = self.path / "versions"
+        self.learner = self.path / "learner"
+        self.requests = self.path / "requests.jsonl"
+        self.verdicts = self.path / "verdicts.jsonl"
+        self.state = self.path / "state.json"
+        self.store = VersionStore(self.versions)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Create the directory and hold it for this process; the lock dies with the process.
+
+        Raises:
+            ConfigError: another run holds it, or it cannot be written.
+        """
+        try:
+            for folder in (self.path, self.logs, self.versions):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = filelock.FileLock(self.path / "run.lock", mode=0o600)
+            lock.acquire(timeout=0)
+        except filelock.Timeout as error:
+            raise ConfigError(
+                f"run directory {str(self.path)!r} is in use by another aurora run; "
+                "stop that one or set another run_dir"
+            ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"run directory {str(self.path)!r} is not writable: {error.strerror}; "
+                "set another run_dir"
+            ) from error
+        try:
+            for record in (self.requests, self.verdicts):
+                _drop_cut_line(record)
+            yield
+        finally:
+            lock.release()
+
+    @contextlib.contextmanager
+    def logged(self) -> Iterator[None]:
+        """Append what the controller logs to `logs/controller.log` while the context is open."""
+        handler = logging.FileHandler(self.logs / "controller.log", encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger = logging.getLogger("aurora_core")
+        level = logger.level
+        logger.addHandler(handler)
+        logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            handler.close()
+
+    def check_resumable(self, target: TargetSpec, speculator: str) -> None:
+        """Refuse to continue a directory whose drafters were made for something else.
+
+        Raises:
+            ConfigError: drafters of another target or of another speculator live here.
+        """
+        for draft in self.store.list()[-1:]:
+            if draft.target_fingerprint != target.fingerprint:
+                raise ConfigError(
+                    f"run directory {str(self.path)!r} holds drafters of another target than "
+                    f"{target.name!r}; set another run_dir"
+                )
+            if draft.speculator != speculator:
+                raise ConfigError(
+                    f"run directory {str(self.path)!r} holds drafters of speculator "
+                    f"{draft.speculator!r}, not {speculator!r}; set another run_dir"
+                )
+
+    def remember(self, state: RunState) -> None:
+        """Write which versions are in use, and delete old ones that take too much room. Blocks."""
+        write_run_state(self.state, state)
+        self.store.prune(state=state, keep_last=_KEEP_VERSIONS, max_bytes=_MAX_VERSION_BYTES)
+
+    def write_resolved(self, config: RunConfig, resolved: Mapping[str, Any]) -> None:
+        """Write the configuration with defaults, and what it resolved to, without secrets."""
+        document = {
+            "config": without_secrets(config.model_dump(mode="json")),
+            "resolved": without_secrets(dict(resolved)),
+        }
+        self.write("resolved.yaml", yaml.safe_dump(document, sort_keys=False))
+
+    def write(self, name: str, text: str) -> Path:
+        """Replace a file in one step and return its path."""
+        path = self.path / name
+        partial = path.with_name(f".{name}.partial")
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+        return path
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Add one JSON line; the file is created for the owner alone, as it tells about users."""
+    append_lines(path, [record])
+
+
+def append_lines(path: Path, records: list[Mapping[str, Any]]) -> None:
+    """Add JSON lines in one write."""
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    with open(descriptor, "a", encoding="utf-8") as stream:
+        stream.write(text)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a JSON-lines file; none when it does not exist."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line]
+
+
+def without_secrets(value: Any, key: str = "") -> Any:
+    """Return plain data with passwords, keys and user names in URLs replaced by stars."""
+    if isinstance(value, dict):
+        return {name: without_secrets(inner, str(name)) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_secrets(inner, key) for inner in value]
+    if isinstance(value, str):
+        return "***" if _SECRET_KEY.search(key) else _URL_PASSWORD.sub("***@", value)
+    return value
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Remove a last line that a killed process did not finish."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        with path.open("r+b") as stream:
+            stream.truncate(content.rfind(b"\n") + 1)

@@ -1,0 +1,198 @@
+"""Drafter versions in the MLflow model registry: files, figures, parents and aliases.
+
+    champion    the live version            previous    where a roll back goes
+    challenger  the newest version that is neither
+
+A mirror: the version folders and `state.json` decide, so a registry that fails changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aurora_core.acceptance import holdout_acceptance_length
+from aurora_core.records import DraftVersion, Verdict
+
+if TYPE_CHECKING:
+    from aurora_core.mlflow_session import MlflowRun, MlflowSession
+
+logger = logging.getLogger(__name__)
+
+_MAX_TAG_LENGTH = 4000
+
+
+class ModelRegistry:
+    """Mirrors what happens to versions. Methods return at once; the session's thread works."""
+
+    def __init__(self, session: MlflowSession, *, name: str) -> None:
+        """
+        Args:
+            session: makes the calls.
+            name: of the registered model; created if it does not exist.
+        """
+        self.name = name
+        self._session = session
+        # Only touched on the session's thread: (version, checksum) -> number in the registry.
+        self._registered: dict[tuple[str, str], str] | None = None
+        self._challenger: str | None = None
+
+    def publish(self, draft: DraftVersion) -> None:
+        """Register a version with its files and figures, and make it the challenger."""
+        self._session.submit(
+            f"registering version {draft.version}", lambda run: self._challenge(run, draft)
+        )
+
+    def set_live(self, live: DraftVersion | None, previous: DraftVersion | None) -> None:
+        """Move the aliases `champion` and `previous`; None removes one."""
+        self._session.submit("moving aliases", lambda run: self._move(run, live, previous))
+
+    def note_verdict(self, draft: DraftVersion, verdict: Verdict) -> None:
+        """Write the last verdict on a version beside it."""
+        self._session.submit(
+            f"noting the verdict on version {draft.version}",
+            lambda run: self._note(run, draft, verdict),
+        )
+
+    def retire(self, draft: DraftVersion) -> None:
+        """Delete the files of a version that was pruned; its figures stay."""
+        self._session.submit(
+            f"retiring version {draft.version}", lambda run: self._retire(run, draft)
+        )
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything so far was tried; False if time ran out. Blocks."""
+        return self._session.flush(timeout_s)
+
+    def _challenge(self, run: MlflowRun, draft: DraftVersion) -> None:
+        number = self._ensure_registered(run, draft)
+        run.client.set_registered_model_alias(self.name, "challenger", number)
+        self._challenger = number
+
+    def _move(
+        self, run: MlflowRun, live: DraftVersion | None, previous: DraftVersion | None
+    ) -> None:
+        for alias, draft in (("champion", live), ("previous", previous)):
+            if draft is None:
+                run.client.delete_registered_model_alias(self.name, alias)
+                continue
+            number = self._ensure_registered(run, draft)
+            run.client.set_registered_model_alias(self.name, alias, number)
+            if number == self._challenger:
+                run.client.delete_registered_model_alias(self.name, "challenger")
+                self._challenger = None
+
+    def _note(self, run: MlflowRun, draft: DraftVersion, verdict: Verdict) -> None:
+        number = self._ensure_registered(run, draft)
+        for key, value in (("verdict", verdict.action), ("verdict_reason", verdict.reason)):
+            run.client.set_model_version_tag(self.name, number, key, value[:_MAX_TAG_LENGTH])
+
+    def _retire(self, run: MlflowRun, draft: DraftVersion) -> None:
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        number = self._known(run).get(_identity(draft))
+        if number is None:
+            return
+        source = run.client.get_model_version(self.name, number).source
+        logged = run.client.get_logged_model(str(source).removeprefix("models:/"))
+        get_artifact_repository(logged.artifact_location).delete_artifacts()  # type: ignore[no-untyped-call]
+        run.client.set_model_version_tag(self.name, number, "files", "deleted")
+
+    def _ensure_registered(self, run: MlflowRun, draft: DraftVersion) -> str:
+        known = self._known(run)
+        identity = _identity(draft)
+        if identity not in known:
+            known[identity] = self._register(run, draft)
+        return known[identity]
+
+    def _known(self, run: MlflowRun) -> dict[tuple[str, str], str]:
+        """Return what is registered; read once, so that a later run continues the mirror."""
+        if self._registered is None:
+            from mlflow.exceptions import MlflowException
+
+            try:
+                run.client.create_registered_model(self.name)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            found = run.client.search_model_versions(f"name = '{self.name}'", max_results=10_000)
+            self._registered = {
+                (entry.tags["draft_version"], entry.tags["checksum"]): str(entry.version)
+                for entry in found
+                if "draft_version" in entry.tags and "checksum" in entry.tags
+            }
+        return self._registered
+
+    def _register(self, run: MlflowRun, draft: DraftVersion) -> str:
+        """Log the version as a model, without a flavor, and add it to the registry."""
+        if not Path(draft.path).is_dir():  # MLflow would log a model without files
+            raise FileNotFoundError(f"{draft.path} is gone")
+        client = run.client
+        tags = _tags(draft)
+        logged = client.create_logged_model(
+            run.experiment_id,
+            name=f"draft-v{draft.version:06d}",
+            source_run_id=run.run_id,
+            tags=tags,
+            model_type="drafter",
+        )
+        try:
+            client.log_model_artifacts(logged.model_id, draft.path)
+        except BaseException:
+            client.finalize_logged_model(logged.model_id, "FAILED")
+            raise
+        client.finalize_logged_model(logged.model_id, "READY")
+        self._log_figures(run, draft, logged.model_id)
+        return str(
+            client.create_model_version(
+                self.name, source=f"models:/{logged.model_id}", run_id=run.run_id, tags=tags
+            ).version
+        )
+
+    def _log_figures(self, run: MlflowRun, draft: DraftVersion, model_id: str) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        run.client.log_batch(
+            run.run_id,
+            metrics=[
+                Metric(key, value, now, draft.global_step, model_id=model_id)
+                for key, value in figures(draft).items()
+            ],
+        )
+
+
+def figures(draft: DraftVersion) -> dict[str, float]:
+    """Return the finite metrics of a version, held-out acceptance lengths included."""
+    values = dict(draft.metrics)
+    holdout = draft.holdout
+    if holdout is not None and any(holdout.num_anchors):
+        values["holdout/acceptance_length"] = holdout_acceptance_length(
+            holdout.num_anchors, holdout.candidate_accepted
+        )
+        if holdout.live_accepted:
+            values["holdout/live_acceptance_length"] = holdout_acceptance_length(
+                holdout.num_anchors, holdout.live_accepted
+            )
+    return {key: float(value) for key, value in values.items() if math.isfinite(value)}
+
+
+def _identity(draft: DraftVersion) -> tuple[str, str]:
+    """A folder of versions that was deleted begins to count anew; its weights differ then."""
+    return str(draft.version), draft.checksum
+
+
+def _tags(draft: DraftVersion) -> dict[str, str]:
+    return {
+        "draft_version": str(draft.version),
+        "parent": "" if draft.parent is None else str(draft.parent),
+        "speculator": draft.speculator,
+        "global_step": str(draft.global_step),
+        "num_tokens_trained": str(draft.num_tokens_trained),
+        "target_fingerprint": draft.target_fingerprint,
+        "checksum": draft.checksum,
+        "path": draft.path,
+    }

@@ -1,0 +1,256 @@
+"""A serving engine without a model: the real `Backend` contract, in process and in milliseconds.
+
+    client --HTTP--> FastAPI on a free loopback port --> simulated decoding --> RequestStats
+                                                              ^
+    controller: start, swap, status, finished, stop ----------+
+
+The text of an answer is a function of the prompt alone, as losslessness demands; only the number
+of verification steps depends on the drafter. Better versions accept more, so a run on this engine
+shows the whole loop at work: acceptance rises with every swap. Time is simulated: a verification
+step lasts `step_ms`, with or without drafts.
+
+Failures on purpose: swaps that are refused, an engine that dies, versions that change the output.
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from pydantic import Field
+
+from aurora_core.errors import BackendError
+from aurora_core.interfaces import Backend, Options, ServePlan
+from aurora_core.records import (
+    NO_DRAFTER,
+    BackendStatus,
+    DraftVersion,
+    Provides,
+    RequestStats,
+    SwapReceipt,
+)
+from aurora_core.testing.fake_openai import Answer, openai_application
+
+
+class FakeBackendOptions(Options):
+    """How the simulated engine behaves, and where it fails."""
+
+    port: int = Field(0, ge=0, le=65535, description="0 takes a free port.")
+    step_ms: float = Field(0.2, ge=0, description="Simulated time of one verification step.")
+    max_answer_tokens: int = Field(24, gt=0, description="Longest answer the target would give.")
+    acceptance_per_version: float = Field(
+        0.25, ge=0, description="Acceptance rate that one version number adds, up to 0.95."
+    )
+    fail_swaps_to: tuple[int, ...] = Field((), description="Versions the engine refuses to load.")
+    lossy_versions: tuple[int, ...] = Field((), description="Versions that change the output.")
+    die_after_requests: int | None = Field(None, gt=0, description="Requests before it dies.")
+
+
+class FakeBackend(Backend):
+    """Answers OpenAI requests with made-up text; acceptance depends on the live version."""
+
+    Config = FakeBackendOptions
+    options: FakeBackendOptions
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.started_with: ServePlan | None = None
+        self.receipts: list[SwapReceipt] = []
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._plan: ServePlan | None = None
+        self._url = ""
+        self._live: DraftVersion | None = None
+        self._requests: list[RequestStats] = []
+        self._running = 0
+        self._failure = ""
+
+    @property
+    def provides(self) -> Provides:
+        return Provides(
+            features=frozenset({"aux_hidden_states", "last_hidden_state", "target_logsumexp"}),
+            branch_rows=True,
+            topologies=frozenset({"chain", "tree"}),
+            formats=frozenset({"module"}),
+            hot_swap="live",
+            verification_rules=frozenset({"greedy", "point_mass"}),
+            num_resident_drafters=2,
+            request_routing=True,
+        )
+
+    @property
+    def url(self) -> str:
+        if not self._url:
+            raise BackendError("the fake engine has no address before it is started")
+        return self._url
+
+    async def start(self, plan: ServePlan) -> None:
+        self._plan = self.started_with = plan
+        self._live = plan.initial_version
+        self._failure = ""
+        config = uvicorn.Config(
+            openai_application(self),
+            host="127.0.0.1",
+            port=self.options.port,
+            log_level="critical",
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+        )
+        try:
+            listener = config.bind_socket()
+        except SystemExit as error:  # uvicorn's answer to a port that is taken
+            raise BackendError(
+                f"port {self.options.port} on 127.0.0.1 is in use; choose another backend.port"
+            ) from error
+        self._url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve([listener]))
+        while not self._server.started:
+            await asyncio.sleep(0.005)
+
+    async def swap(self, version: DraftVersion | None) -> SwapReceipt:
+        self._check_alive()
+        if version is not None:
+            if version.version in self.options.fail_swaps_to:
+                raise BackendError(f"the engine refused version {version.version}, as configured")
+            weights = Path(version.path) / "model.safetensors"
+            if not weights.is_file():
+                raise BackendError(f"version {version.version} has no weights at {str(weights)!r}")
+            found = hashlib.sha256(weights.read_bytes()).hexdigest()
+            if found != version.checksum:
+                raise BackendError(
+                    f"version {version.version} was published with checksum "
+                    f"{version.checksum[:12]} but its weights have {found[:12]}"
+                )
+        self._live = version
+        receipt = SwapReceipt(
+            version=NO_DRAFTER if version is None else version.version,
+            checksum="" if version is None else version.checksum,
+            load_ms=1.0,
+            stall_ms=self.options.step_ms,
+        )
+        self.receipts.append(receipt)
+        return receipt
+
+    async def status(self) -> BackendStatus:
+        self._check_alive()
+        return BackendStatus(
+            live_version=self.live_version,
+            checksum=self._live.checksum if self._live else "",
+            num_running=self._running,
+            num_waiting=0,
+            memory_mib=64.0,
+            traces_kept=len(self._requests),
+            traces_shed=0,
+        )
+
+    async def finished(self, after: int) -> list[RequestStats]:
+        self._check_alive()
+        return [request for request in self._requests if request.sequence > after]
+
+    async def stop(self) -> None:
+        serving, self._serving = self._serving, None
+        if serving is not None and self._server is not None:
+            self._server.should_exit = True
+            await serving
+
+    def die(self) -> None:
+        """Stop answering at once, as a killed engine would."""
+        self._failure = "the fake engine died"
+        if self._server is not None:
+            self._server.force_exit = self._server.should_exit = True
+
+    @property
+    def live_version(self) -> int:
+        """Number of the live version, `NO_DRAFTER` without one."""
+        return self._live.version if self._live else NO_DRAFTER
+
+    def _check_alive(self) -> None:
+        if self._failure or self._serving is None:
+            raise BackendError(self._failure or "the fake engine is not running")
+
+    async def answer(self, body: dict[str, Any], prompt: str) -> Answer:
+        """Simulate one request."""
+        assert self._plan is not None
+        extension = body.get("aurora") or {}
+        drafter = extension.get("drafter", "live")
+        version = {"live": self.live_version, "none": NO_DRAFTER}.get(drafter, drafter)
+        wanted = 8 + _draw(prompt, "length") % self.options.max_answer_tokens
+        limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
+        seed = f"{body.get('temperature', 0)}/{body.get('seed', 0)}"
+        if version in self.options.lossy_versions:
+            seed += f"/{version}"
+        token_ids = [
+            97 + _draw(prompt, f"{seed}/{index}") % 26 for index in range(min(wanted, limit))
+        ]
+        accepted, num_steps = self._simulate_steps(prompt, version, len(token_ids))
+        arrived = time.time()
+        self._running += 1
+        decode_s = num_steps * self.options.step_ms / 1000
+        try:
+            await asyncio.sleep(decode_s)
+        finally:
+            self._running -= 1
+        speculative = version != NO_DRAFTER
+        stats = RequestStats(
+            sequence=len(self._requests) + 1,
+            request_id=uuid.uuid4().hex,
+            finished=time.time(),
+            num_prompt_tokens=len(prompt.encode()),
+            num_output_tokens=len(token_ids),
+            num_steps=num_steps,
+            num_speculative_steps=num_steps if speculative else 0,
+            num_drafted=num_steps * self._plan.num_speculative_tokens if speculative else 0,
+            accepted_per_position=tuple(accepted),
+            min_draft_version=version,
+            max_draft_version=version,
+            ttft_s=self.options.step_ms / 1000,
+            decode_s=max(decode_s, 1e-6),
+            finish_reason="stop" if wanted <= limit else "length",
+            tenant=extension.get("tenant", ""),
+            route=extension.get("route", ""),
+            batch_size=1.0 + self._running,
+        )
+        self._requests.append(stats)
+        if self.options.die_after_requests == len(self._requests):
+            asyncio.get_running_loop().call_later(0.05, self.die)
+        return Answer(token_ids=token_ids, created=int(arrived), stats=stats)
+
+    def _simulate_steps(self, prompt: str, version: int, num_tokens: int) -> tuple[list[int], int]:
+        assert self._plan is not None
+        depth = self._plan.num_speculative_tokens
+        rate = min(0.95, max(0.0, self.options.acceptance_per_version * (version + 1)))
+        if version == NO_DRAFTER:
+            rate = 0.0
+        accepted, num_steps, done = [0] * depth, 0, 1  # the first token comes with the prompt
+        while done < num_tokens:
+            taken = 0
+            while taken < min(depth, num_tokens - done - 1):
+                if _draw(prompt, f"{version}/{done}/{taken}") % 1000 >= rate * 1000:
+                    break
+                accepted[taken] += 1
+                taken += 1
+            done += taken + 1
+            num_steps += 1
+        return accepted, num_steps
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to the controller, which runs in this process too."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _draw(*parts: str) -> int:
+    digest = hashlib.blake2b("\x00".join(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")

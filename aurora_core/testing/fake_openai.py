@@ -1,0 +1,154 @@
+"""OpenAI's HTTP API over made-up answers; the face of `FakeBackend`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import fastapi
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from aurora_core.records import RequestStats
+
+MODEL = "fake-target"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A finished request."""
+
+    token_ids: list[int]
+    """Codes of lowercase letters."""
+    created: int
+    """Unix seconds."""
+    stats: RequestStats
+
+    @property
+    def text(self) -> str:
+        """The answer as text."""
+        return bytes(self.token_ids).decode()
+
+
+class Answers(Protocol):
+    """Whatever turns a prompt into an answer."""
+
+    async def answer(self, body: dict[str, Any], prompt: str) -> Answer:
+        """Answer one request; `body` is the request as it came."""
+
+
+def openai_application(backend: Answers) -> fastapi.FastAPI:
+    """Return the routes of OpenAI's API that Aurora's own clients use."""
+    app = fastapi.FastAPI()
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": MODEL, "object": "model"}]}
+
+    @app.post("/v1/completions")
+    async def completions(body: dict[str, Any]) -> Any:
+        prompt = body.get("prompt")
+        if isinstance(prompt, list):
+            prompt = " ".join(map(str, prompt))
+        return await _respond(backend, body, prompt, chat=False)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: dict[str, Any]) -> Any:
+        messages = body.get("messages")
+        prompt = "\n".join(f"{m['role']}: {m['content']}" for m in messages) if messages else None
+        return await _respond(backend, body, prompt, chat=True)
+
+    return app
+
+
+async def _respond(
+    backend: Answers, body: dict[str, Any], prompt: str | None, *, chat: bool
+) -> Any:
+    if not prompt:
+        message = "the request has no prompt; send `prompt` or `messages`"
+        return JSONResponse({"error": {"message": message}}, status_code=400)
+    answer = await backend.answer(body, prompt)
+    stats = answer.stats
+    name = "chat.completion" if chat else "text_completion"
+    envelope: dict[str, Any] = {
+        "id": stats.request_id,
+        "object": name,
+        "created": answer.created,
+        "model": body.get("model") or MODEL,
+    }
+    closing = {
+        "usage": {
+            "prompt_tokens": stats.num_prompt_tokens,
+            "completion_tokens": stats.num_output_tokens,
+            "total_tokens": stats.num_prompt_tokens + stats.num_output_tokens,
+        },
+        "aurora": _extension(stats),
+    }
+    if body.get("return_token_ids"):
+        envelope["prompt_token_ids"] = list(prompt.encode())
+    if body.get("stream"):
+        chunks = _chunks(envelope, answer, closing, body=body, chat=chat)
+        return StreamingResponse(chunks, media_type="text/event-stream")
+    choice: dict[str, Any] = {"index": 0, "finish_reason": stats.finish_reason}
+    choice |= {"message": _message(answer.text)} if chat else {"text": answer.text}
+    if body.get("return_token_ids"):
+        choice["token_ids"] = answer.token_ids
+    return {**envelope, "choices": [choice], **closing}
+
+
+def _message(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+async def _chunks(
+    envelope: dict[str, Any],
+    answer: Answer,
+    closing: dict[str, Any],
+    *,
+    body: dict[str, Any],
+    chat: bool,
+) -> AsyncIterator[str]:
+    envelope = envelope | {"object": "chat.completion.chunk" if chat else "text_completion"}
+    stats, token_ids = answer.stats, answer.token_ids
+    for index, token_id in enumerate(token_ids):
+        last = index == len(token_ids) - 1
+        choice: dict[str, Any] = {
+            "index": 0,
+            "finish_reason": stats.finish_reason if last else None,
+        }
+        choice |= {"delta": _message(chr(token_id))} if chat else {"text": chr(token_id)}
+        if body.get("return_token_ids"):
+            choice["token_ids"] = [token_id]
+        if body.get("logprobs"):
+            choice["logprobs"] = {"content": [_logprob(token_id)]}
+        yield f"data: {json.dumps({**envelope, 'choices': [choice]})}\n\n"
+    yield f"data: {json.dumps({**envelope, 'choices': [], **closing})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def _logprob(token_id: int) -> dict[str, Any]:
+    """Return what a target says that is quite sure of its token."""
+    entry = {"token": chr(token_id), "token_id": token_id, "logprob": -0.01}
+    return {**entry, "top_logprobs": [entry]}
+
+
+def _extension(stats: RequestStats) -> dict[str, Any]:
+    accepted = sum(stats.accepted_per_position)
+    return {
+        "request_id": stats.request_id,
+        "num_steps": stats.num_steps,
+        "num_speculative_steps": stats.num_speculative_steps,
+        "num_drafted": stats.num_drafted,
+        "accepted_per_position": list(stats.accepted_per_position),
+        "acceptance_length": 1 + accepted / max(stats.num_steps, 1),
+        "min_draft_version": stats.min_draft_version,
+        "max_draft_version": stats.max_draft_version,
+        "ttft_s": stats.ttft_s,
+        "decode_s": stats.decode_s,
+        "otps": (stats.num_output_tokens - 1) / stats.decode_s,
+    }

@@ -1,0 +1,159 @@
+"""The toy's network, its checkpoint and its drafter.
+
+Shapes: A anchors, D target hidden size, V target vocabulary, W draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from aurora_core.errors import CheckpointError
+from aurora_core.interfaces import Drafter, DraftRequest, Proposal
+
+
+class ToyNetwork(nn.Module):
+    """A recurrent cell between the target's embedding and a part of its head."""
+
+    draft_token_ids: Tensor
+    """int64 [W]. Target ids of the draft vocabulary, ascending."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, num_draft_tokens: int) -> None:
+        super().__init__()
+        self.vocab_size, self.hidden_size = vocab_size, hidden_size
+        self.embed_tokens = nn.Embedding(vocab_size, hidden_size)
+        self.embed_tokens.weight.requires_grad_(False)
+        self.cell = nn.Linear(2 * hidden_size, hidden_size)
+        self.lm_head = nn.Linear(hidden_size, num_draft_tokens, bias=False)
+        self.register_buffer("draft_token_ids", torch.arange(num_draft_tokens))
+
+    def forward(self, state: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (state [A, D], logits [A, W]) after reading a token.
+
+        Args:
+            state: [A, D], the target's hidden state at first.
+            token: int64 [A].
+        """
+        embedded = self.embed_tokens(token)
+        state = state + torch.tanh(self.cell(torch.cat([state, embedded], dim=-1)))
+        return state, self.lm_head(state)
+
+    def draft_ids(self) -> Tensor:
+        """Return int64 [V]: target id -> draft id, -1 outside the draft vocabulary."""
+        ids = self.draft_token_ids.new_full((self.vocab_size,), -1)
+        ids[self.draft_token_ids] = torch.arange(len(self.draft_token_ids), device=ids.device)
+        return ids
+
+
+def anchored(batch: Mapping[str, Tensor], num_steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the cell meets at every anchor of a batch from `ToySpeculator.collate`.
+
+    Returns:
+        (state, tokens, exists): float32 [A, D], the hidden state before the anchor; int64
+        [A, num_steps + 1], the anchor's token and those after it; bool of the same shape, False
+        beyond the end of the trace.
+    """
+    trace_index, position = batch["is_anchor"].nonzero(as_tuple=True)
+    ahead = position[:, None] + torch.arange(num_steps + 1, device=position.device)
+    inside = ahead < batch["token_ids"].shape[1]
+    ahead = torch.where(inside, ahead, 0)
+    return (
+        batch["hidden"][trace_index, position - 1],
+        batch["token_ids"][trace_index[:, None], ahead],
+        batch["has_token"][trace_index[:, None], ahead] & inside,
+    )
+
+
+def save_network(network: ToyNetwork, path: Path, target_fingerprint: str) -> None:
+    """Write config.json and model.safetensors into an existing folder."""
+    config = {
+        "format": "toy",
+        "target_fingerprint": target_fingerprint,
+        "vocab_size": network.vocab_size,
+        "hidden_size": network.hidden_size,
+        "num_draft_tokens": len(network.draft_token_ids),
+    }
+    (path / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    tensors = {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
+    save_file(tensors, path / "model.safetensors")
+
+
+def load_network(path: Path, target_fingerprint: str) -> ToyNetwork:
+    """Read what `save_network` wrote.
+
+    Raises:
+        CheckpointError: unreadable, of another target, or with a tensor that is missing, extra,
+            misshaped or not finite.
+    """
+    try:
+        config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        tensors = load_file(path / "model.safetensors")
+        found = config["target_fingerprint"]
+        network = ToyNetwork(
+            config["vocab_size"], config["hidden_size"], config["num_draft_tokens"]
+        )
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(f"toy checkpoint {str(path)!r} cannot be read: {error}") from error
+    if found != target_fingerprint:
+        raise CheckpointError(
+            f"toy checkpoint {str(path)!r} was made for target {found!r}, "
+            f"not for {target_fingerprint!r}"
+        )
+    own = network.state_dict()
+    for name in sorted(own | tensors):
+        if name not in own or name not in tensors or own[name].shape != tensors[name].shape:
+            raise CheckpointError(
+                f"toy checkpoint {str(path)!r} has tensor {name!r} missing, extra or misshaped"
+            )
+        if not bool(tensors[name].isfinite().all()):
+            raise CheckpointError(
+                f"toy checkpoint {str(path)!r} has tensor {name!r} with values that are not finite"
+            )
+    network.load_state_dict(tensors)
+    return network
+
+
+class ToyDrafter(Drafter):
+    """Drafts a chain, request by request, so that batching changes nothing."""
+
+    def __init__(self, network: ToyNetwork, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._network = copy.deepcopy(network).to(device=device, dtype=dtype).eval()
+        self._dtype, self._device = dtype, device
+        self._states: dict[str, Tensor] = {}
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """Draft greedily from the newest hidden state; nothing where none is known."""
+        return [self._propose(request) for request in requests]
+
+    @torch.no_grad()
+    def _propose(self, request: DraftRequest) -> Proposal:
+        rows = request.features["last_hidden_state"]
+        if len(rows):
+            self._states[request.request_id] = rows[-1:].to(self._device, self._dtype)
+        state = self._states.get(request.request_id)
+        if state is None:
+            return Proposal(token_ids=[], parents=[], log_probs=[])
+        token = request.token_ids[-1:].to(self._device)
+        token_ids: list[int] = []
+        log_probs: list[float] = []
+        for _ in range(request.num_speculative_tokens):
+            state, logits = self._network(state, token)
+            best = logits.float().log_softmax(-1).max(-1)
+            token = self._network.draft_token_ids[best.indices]
+            token_ids.append(int(token))
+            log_probs.append(float(best.values))
+        return Proposal(
+            token_ids=token_ids, parents=list(range(-1, len(token_ids) - 1)), log_probs=log_probs
+        )
+
+    def forget(self, request_id: str) -> None:
+        """Drop the request's hidden state."""
+        self._states.pop(request_id, None)

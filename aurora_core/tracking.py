@@ -1,0 +1,214 @@
+"""The run in MLflow: an observer plugin that logs metrics, verdicts, configuration and report.
+
+Metrics and their steps:
+
+    serve/*   one point per batch of finished requests; step = finished requests so far
+    train/*   the learner's own; step = its optimizer steps
+    swap/*    one point per swap; step = swaps so far
+    report/*  the final figures
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from aurora_core import hookimpl
+from aurora_core.acceptance import (
+    acceptance_length,
+    acceptance_rate,
+    per_position,
+    sum_per_position,
+)
+from aurora_core.controller.run_directory import without_secrets
+from aurora_core.mlflow_session import MlflowRun, MlflowSession
+from aurora_core.model_registry import ModelRegistry
+from aurora_core.records import DraftVersion, Evidence, RequestStats, SwapReceipt, Verdict
+from aurora_core.wire import to_dict
+
+if TYPE_CHECKING:
+    from aurora_core.config import RunConfig
+
+REPORT_FILES = ("report.json", "report.html", "verdicts.jsonl", "resolved.yaml")
+"""Files of a run directory that are attached to the MLflow run when it ends."""
+
+_MAX_PARAM_LENGTH = 500
+_PARAMS_PER_CALL = 100
+
+
+class Tracking:
+    """Register it with the plugin manager; call `close` off the event loop when the run has ended.
+
+    Hook implementations only queue work: they return in microseconds and never raise because of
+    MLflow.
+    """
+
+    def __init__(
+        self, run_dir: Path, *, experiment: str = "aurora", uri: str | None = None
+    ) -> None:
+        """
+        Args:
+            run_dir: folder of the run.
+            experiment: MLflow experiment; its drafters are the registered model
+                `EXPERIMENT-drafter`.
+            uri: MLflow tracking URI; None keeps a SQLite store in the run directory.
+        """
+        self.session = MlflowSession(run_dir, experiment=experiment, uri=uri)
+        self.registry = ModelRegistry(self.session, name=f"{experiment}-drafter")
+        self._run_dir = run_dir.absolute()
+        self._status: Any = "FINISHED"
+        self._num_requests = self._num_swaps = self._num_verdicts = 0
+        self._last_verdict: tuple[int, str] | None = None
+
+    def close(self, *, timeout_s: float = 60.0) -> bool:
+        """Make the waiting calls and end the MLflow run. Blocks; False if time ran out."""
+        return self.session.close(self._status, timeout_s=timeout_s)
+
+    @hookimpl
+    def aurora_run_started(self, config: RunConfig, run_dir: str) -> None:
+        """Log the resolved configuration, without secrets, as parameters."""
+        params = flatten(without_secrets(config.model_dump(mode="json")))
+        items = [(key, str(value)[:_MAX_PARAM_LENGTH]) for key, value in params.items()]
+
+        def log(run: MlflowRun) -> None:
+            from mlflow.entities import Param
+
+            for start in range(0, len(items), _PARAMS_PER_CALL):
+                chunk = [Param(*item) for item in items[start : start + _PARAMS_PER_CALL]]
+                run.client.log_batch(run.run_id, params=chunk)
+            run.client.set_tag(run.run_id, "run_dir", run_dir)
+
+        self.session.submit("logging the configuration", log)
+
+    @hookimpl
+    def aurora_requests_finished(self, requests: list[RequestStats]) -> None:
+        """Log the acceptance and speed of the requests that just finished."""
+        if requests:
+            self._num_requests += len(requests)
+            self._log_metrics(serving_metrics(requests), self._num_requests)
+
+    @hookimpl
+    def aurora_learner_progress(self, step: int, metrics: dict[str, float]) -> None:
+        """Log the learner's metrics under their own names."""
+        self._log_metrics(dict(metrics), step)
+
+    @hookimpl
+    def aurora_draft_published(self, draft: DraftVersion) -> None:
+        """Register the version."""
+        self.registry.publish(draft)
+
+    @hookimpl
+    def aurora_swap_decided(
+        self, draft: DraftVersion, verdict: Verdict, evidence: Evidence
+    ) -> None:
+        """Keep the verdict with its evidence; a hold that is repeated is kept once."""
+        if self._last_verdict == (draft.version, verdict.action):
+            return
+        self._last_verdict = (draft.version, verdict.action)
+        self._num_verdicts += 1
+        self.registry.note_verdict(draft, verdict)
+        name = f"verdicts/{self._num_verdicts:05d}-v{draft.version:06d}-{verdict.action}.json"
+        record = {"verdict": to_dict(verdict), "evidence": to_dict(evidence)}
+
+        def log(run: MlflowRun) -> None:
+            run.client.log_dict(run.run_id, record, name)
+            run.client.set_tag(run.run_id, "last_verdict", f"{verdict.action}: {verdict.reason}")
+
+        self.session.submit("logging a verdict", log)
+        numbers = {f"verdict/{key}": value for key, value in verdict.numbers.items()}
+        self._log_metrics(numbers, draft.version)
+
+    @hookimpl
+    def aurora_draft_swapped(
+        self, draft: DraftVersion | None, previous: DraftVersion | None, receipt: SwapReceipt
+    ) -> None:
+        """Move the aliases and log what the swap cost."""
+        self._num_swaps += 1
+        self.registry.set_live(draft, previous)
+        self._log_metrics(
+            {
+                "swap/count": self._num_swaps,
+                "swap/stall_ms": receipt.stall_ms,
+                "swap/load_ms": receipt.load_ms,
+                "swap/live_version": receipt.version,
+            },
+            self._num_swaps,
+        )
+
+    @hookimpl
+    def aurora_run_finished(
+        self, report: dict[str, object] | None, error: BaseException | None
+    ) -> None:
+        """Log the report's figures and files."""
+        if error is not None:
+            self._status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        if report is not None:
+            figures = {f"report/{key}": value for key, value in flatten(report).items()}
+            self._log_metrics(figures, self._num_requests)
+        run_dir = self._run_dir
+
+        def log(run: MlflowRun) -> None:
+            for name in REPORT_FILES:
+                if (run_dir / name).is_file():
+                    run.client.log_artifact(run.run_id, str(run_dir / name))
+
+        self.session.submit("attaching the report", log)
+
+    def _log_metrics(self, metrics: Mapping[str, object], step: int) -> None:
+        now = int(time.time() * 1000)
+        finite = {key: value for key, value in metrics.items() if _is_finite(value)}
+
+        def log(run: MlflowRun) -> None:
+            from mlflow.entities import Metric
+
+            points = [Metric(key, float(str(value)), now, step) for key, value in finite.items()]
+            run.client.log_batch(run.run_id, metrics=points)
+
+        if finite:
+            self.session.submit("logging metrics", log, droppable=True)
+
+
+def serving_metrics(requests: Sequence[RequestStats]) -> dict[str, float]:
+    """Return pooled acceptance and mean speed of a batch of finished requests."""
+    accepted = sum_per_position(request.accepted_per_position for request in requests)
+    num_steps = sum(request.num_steps for request in requests)
+    speeds = [
+        (request.num_output_tokens - 1) / request.decode_s
+        for request in requests
+        if request.num_output_tokens > 1 and request.decode_s > 0
+    ]
+    metrics = {
+        "serve/num_requests": float(len(requests)),
+        "serve/num_output_tokens": float(sum(request.num_output_tokens for request in requests)),
+        "serve/acceptance_length": acceptance_length(sum(accepted), num_steps),
+        "serve/acceptance_rate": acceptance_rate(
+            sum(accepted), sum(request.num_drafted for request in requests)
+        ),
+        "serve/ttft_s": fmean(request.ttft_s for request in requests),
+        "serve/batch_size": fmean(request.batch_size for request in requests),
+        "serve/draft_version": float(max(request.max_draft_version for request in requests)),
+    }
+    for position, rate in enumerate(per_position(accepted, num_steps), start=1):
+        metrics[f"serve/acceptance_at_{position}"] = rate
+    if speeds:
+        metrics["serve/otps"] = fmean(speeds)
+    return metrics
+
+
+def flatten(value: object, prefix: str = "") -> dict[str, Any]:
+    """Return nested plain data as one level, keys joined by dots; lists become text."""
+    if not isinstance(value, Mapping):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        flat |= flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def _is_finite(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)  # type: ignore[arg-type]

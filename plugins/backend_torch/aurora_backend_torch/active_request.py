@@ -1,0 +1,107 @@
+"""One request inside the engine: its tokens, its cache, and what is recorded of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from aurora_backend_torch.capture import FeatureWindow, TraceRecorder
+from aurora_backend_torch.generation import GenerationRequest, StepOutput
+from aurora_backend_torch.kv_cache import KVCache
+from aurora_core.interfaces import Proposal
+from aurora_core.records import NO_DRAFTER, RequestStats
+
+
+@dataclass(slots=True)
+class ActiveRequest:
+    """A running request. `token_ids` are committed; the last one has no row in the cache yet."""
+
+    request: GenerationRequest
+    on_output: Callable[[StepOutput], None]
+    seed: int
+    """For sampling; the request's own, or drawn on arrival."""
+    cache: KVCache
+    window: FeatureWindow | None
+    """None when no drafter will ever read features."""
+    recorder: TraceRecorder | None
+    """None when no trace is written."""
+    token_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    """Rows of the target in the cache; the prompt is being prefilled while below its length."""
+    draft_version: int = NO_DRAFTER
+    """Version whose state of this request is current."""
+    num_drafted_rows: int = 0
+    """Rows that the drafter of `draft_version` has read."""
+    proposal: Proposal | None = None
+    """Draft nodes of the step in progress."""
+    step_version: int = NO_DRAFTER
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+    num_steps: int = 0
+    num_speculative_steps: int = 0
+    num_drafted: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+    versions: set[int] = field(default_factory=set)
+    batch_sizes: int = 0
+    """Sum over steps, for the mean."""
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_computed < self.prompt_len and self.num_output_tokens == 0
+
+    @property
+    def num_left(self) -> int:
+        """Output tokens that may still come."""
+        return self.request.max_tokens - self.num_output_tokens
+
+    def commit(self, new_token_ids: Sequence[int], now: float) -> None:
+        """Append tokens of a finished step."""
+        if not self.num_output_tokens:
+            self.first_token_at = now
+        self.last_token_at = now
+        self.token_ids += new_token_ids
+
+    def count_step(self, *, num_drafted: int, num_accepted: int, version: int, batch: int) -> None:
+        """Count a verification step."""
+        self.num_steps += 1
+        self.batch_sizes += batch
+        self.versions.add(version)
+        if num_drafted:
+            self.num_speculative_steps += 1
+            self.num_drafted += num_drafted
+            missing = num_drafted - len(self.accepted_per_position)
+            self.accepted_per_position += [0] * missing
+            for position in range(num_accepted):
+                self.accepted_per_position[position] += 1
+
+    def stats(self, number: int, finish_reason: str, num_output_tokens: int) -> RequestStats:
+        """Return the counts of a finished request."""
+        started = self.first_token_at or time.time()
+        return RequestStats(
+            sequence=number,
+            request_id=self.request.request_id,
+            finished=time.time(),
+            num_prompt_tokens=self.prompt_len,
+            num_output_tokens=num_output_tokens,
+            num_steps=self.num_steps,
+            num_speculative_steps=self.num_speculative_steps,
+            num_drafted=self.num_drafted,
+            accepted_per_position=tuple(self.accepted_per_position),
+            min_draft_version=min(self.versions, default=NO_DRAFTER),
+            max_draft_version=max(self.versions, default=NO_DRAFTER),
+            ttft_s=max(started - self.request.arrived, 0.0),
+            decode_s=max(self.last_token_at - self.first_token_at, 0.0),
+            finish_reason=finish_reason,
+            tenant=self.request.tenant,
+            route=self.request.route,
+            batch_size=self.batch_sizes / self.num_steps if self.num_steps else 1.0,
+        )

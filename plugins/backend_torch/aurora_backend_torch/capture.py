@@ -1,0 +1,149 @@
+"""Recording one request: features for its drafter, and the trace that the learner reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from aurora_backend_torch.generation import GenerationRequest
+from aurora_core.records import Needs, Nodes, Rows, Steps, TargetSpec, Trace
+
+
+class FeatureWindow:
+    """Features of the newest committed rows, for the drafter that reads them next."""
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[int, Mapping[str, Tensor]]] = []
+
+    def append(self, start: int, features: Mapping[str, Tensor]) -> None:
+        """Add rows that begin at position `start`, right after those already here."""
+        self._chunks.append((start, features))
+
+    def since(self, position: int) -> tuple[int, dict[str, Tensor]]:
+        """Return the first position available from `position` on, and the features from there."""
+        first = max(position, self._chunks[0][0])
+        parts = [
+            {name: tensor[max(first - start, 0) :] for name, tensor in chunk.items()}
+            for start, chunk in self._chunks
+            if start + len(next(iter(chunk.values()))) > first
+        ]
+        if not parts:
+            return first, {name: tensor[:0] for name, tensor in self._chunks[-1][1].items()}
+        return first, {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def keep(self, num_rows: int) -> None:
+        """Forget chunks that lie wholly before the newest `num_rows` rows."""
+        rows = 0
+        for index in range(len(self._chunks) - 1, -1, -1):
+            rows += len(next(iter(self._chunks[index][1].values())))
+            if rows >= num_rows:
+                del self._chunks[:index]
+                return
+
+
+@dataclass(slots=True)
+class TraceRecorder:
+    """Collects the steps and rows of one request. Rows are kept in bfloat16."""
+
+    num_nodes: int = 0
+    steps: list[tuple[int, int, int, int, float, float]] = field(default_factory=list)
+    """(root, version, bonus token, accepted, draft ms, verify ms)"""
+    nodes: list[tuple[int, int, int, int, bool, float]] = field(default_factory=list)
+    """(step, token, parent, depth, accepted, log-probability)"""
+    positions: list[int] = field(default_factory=list)
+    row_nodes: list[int] = field(default_factory=list)
+    features: list[Mapping[str, Tensor]] = field(default_factory=list)
+
+    def add_rows(
+        self, positions: Sequence[int], nodes: Sequence[int], features: Mapping[str, Tensor]
+    ) -> None:
+        """Add captured rows; exactly one of a row's position and node is not -1."""
+        self.positions += positions
+        self.row_nodes += nodes
+        self.features.append(
+            {
+                name: tensor.to("cpu", torch.float32 if name == "target_logsumexp" else _STORED)
+                for name, tensor in features.items()
+            }
+        )
+
+    def add_step(
+        self,
+        *,
+        root: int,
+        version: int,
+        bonus_token: int,
+        num_accepted: int,
+        draft_ms: float,
+        verify_ms: float,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        log_probs: Sequence[float],
+    ) -> int:
+        """Add a verification step of a chain; return the index of its first node."""
+        first = len(self.nodes)
+        step = len(self.steps)
+        self.steps.append((root, version, bonus_token, num_accepted, draft_ms, verify_ms))
+        for index, (token, parent, log_prob) in enumerate(
+            zip(tokens, parents, log_probs, strict=True)
+        ):
+            above = -1 if parent < 0 else first + parent
+            depth = 1 if parent < 0 else self.nodes[above][3] + 1
+            self.nodes.append((step, token, above, depth, index < num_accepted, log_prob))
+        return first
+
+    def trace(
+        self,
+        request: GenerationRequest,
+        *,
+        token_ids: Sequence[int],
+        finish_reason: str,
+        target: TargetSpec,
+        needs: Needs,
+    ) -> Trace:
+        """Return the finished trace."""
+        step_columns = list(zip(*self.steps, strict=True)) or [()] * 6
+        node_columns = list(zip(*self.nodes, strict=True)) or [()] * 6
+        names = self.features[0].keys() if self.features else ()
+        return Trace(
+            trace_id=request.request_id,
+            request_key=request.request_key,
+            created=request.arrived,
+            target_fingerprint=target.fingerprint,
+            tokenizer_fingerprint=target.tokenizer_fingerprint,
+            sampling=request.sampling,
+            finish_reason=finish_reason,  # type: ignore[arg-type] # one of three literals
+            token_ids=torch.tensor(token_ids, dtype=torch.int64),
+            prompt_len=len(request.prompt_token_ids),
+            steps=Steps(
+                root=_integers(step_columns[0]),
+                version=_integers(step_columns[1]),
+                bonus_token=_integers(step_columns[2]),
+                num_accepted=_integers(step_columns[3]),
+                draft_ms=torch.tensor(step_columns[4], dtype=torch.float32),
+                verify_ms=torch.tensor(step_columns[5], dtype=torch.float32),
+            ),
+            nodes=Nodes(
+                step=_integers(node_columns[0]),
+                token=_integers(node_columns[1]),
+                parent=_integers(node_columns[2]),
+                depth=_integers(node_columns[3]),
+                accepted=torch.tensor(node_columns[4], dtype=torch.bool),
+                log_prob=torch.tensor(node_columns[5], dtype=torch.float32),
+            ),
+            rows=Rows(position=_integers(self.positions), node=_integers(self.row_nodes)),
+            features={name: torch.cat([part[name] for part in self.features]) for name in names},
+            aux_layers=needs.aux_layers,
+            tenant=request.tenant,
+            route=request.route,
+        )
+
+
+_STORED = torch.bfloat16
+
+
+def _integers(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)

@@ -1,0 +1,55 @@
+"""Options of the embedded engine: the `backend:` section with `name: torch`."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from aurora_core.interfaces import Options
+
+
+class TorchBackendOptions(Options):
+    """How the embedded engine serves; the target and the drafter are configured elsewhere."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Anything but loopback is open to whoever reaches the machine."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """0 takes a free port."""
+    served_name: str | None = None
+    """Model name in the API; the target's name if not set."""
+
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:<index>`; auto takes a GPU if there is one."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    num_threads: int | None = Field(default=None, ge=1)
+    """CPU threads of the engine; half of the machine's if not set, which leaves room to learn."""
+
+    max_running_requests: int = Field(default=8, ge=1)
+    """Requests decoded together."""
+    max_waiting_requests: int = Field(default=64, ge=0)
+    """Requests that may queue; more are refused with 429."""
+    max_context: int | None = Field(default=None, ge=2)
+    """Prompt and output tokens per request; the target's own limit if not set."""
+    max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
+    """Size limit of a request body."""
+    request_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds from arrival after which a request is ended with 504."""
+
+    num_resident_drafters: int = Field(default=4, ge=1)
+    """Drafters that may be loaded side by side, the live one included."""
+
+    record_rate: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Share of requests that leave a trace; requests can opt out, never in."""
+
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds the controller waits for the engine to answer."""
+    stop_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds the engine has to stop by itself before it is terminated."""
+
+    def resolved_num_threads(self) -> int:
+        """Return the thread count to use on this machine."""
+        return self.num_threads or max(1, len(os.sched_getaffinity(0)) // 2)

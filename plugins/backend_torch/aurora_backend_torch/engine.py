@@ -1,0 +1,402 @@
+"""The engine thread: admits requests, steps them, swaps drafters between two steps.
+
+    HTTP side            inbox (commands)            engine thread
+    submit, end, swap -> ------------------> between two steps: take commands, admit, step,
+    on_output         <--------------------- deliver tokens, finish, hand traces to the sink
+
+Loading a drafter happens on the caller's thread; the engine thread only changes which one is live.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from aurora_backend_torch.active_request import ActiveRequest
+from aurora_backend_torch.capture import FeatureWindow, TraceRecorder
+from aurora_backend_torch.config import TorchBackendOptions
+from aurora_backend_torch.generation import GenerationRequest, QueueFull, StepOutput
+from aurora_backend_torch.model import TargetModel
+from aurora_backend_torch.residents import Residents
+from aurora_backend_torch.stepping import Stepper, StepResult
+from aurora_core import kernels
+from aurora_core.config import ComponentSection
+from aurora_core.components import build_component
+from aurora_core.errors import BackendError
+from aurora_core.interfaces import ServePlan, TraceWriter
+from aurora_core.plugins import Plugins
+from aurora_core.records import NO_DRAFTER, BackendStatus, RequestStats, SwapReceipt
+from aurora_core.spool import open_writer
+from aurora_core.target.weights import TargetWeights
+
+logger = logging.getLogger(__name__)
+
+_FINISHED_KEPT = 10_000
+_PREFILL_ROWS = 96
+"""Prompt rows in one pass: enough to amortise it, few enough not to hold up decoding."""
+
+
+class Engine:
+    """Owns the target, the drafters and one thread. Public methods are thread-safe."""
+
+    def __init__(
+        self,
+        plan: ServePlan,
+        options: TorchBackendOptions,
+        model: TargetModel,
+        residents: Residents,
+        writer: TraceWriter | None,
+        *,
+        max_context: int,
+    ) -> None:
+        self.target = plan.target
+        self.max_context = max_context
+        self._plan, self._options, self._model = plan, options, model
+        self._residents, self._writer = residents, writer
+        self._stepper = Stepper(
+            model,
+            residents,
+            plan.needs,
+            num_speculative_tokens=plan.num_speculative_tokens,
+            max_prefill_rows=_PREFILL_ROWS,
+        )
+        self._random = random.Random(plan.seed)
+        self._changed = threading.Condition()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._waiting: deque[tuple[GenerationRequest, Callable[[StepOutput], None]]] = deque()
+        self._running: list[ActiveRequest] = []
+        self._finished: deque[RequestStats] = deque(maxlen=_FINISHED_KEPT)
+        self._num_finished = 0
+        self._recent_s = 1.0
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def live_version(self) -> int:
+        """Draft version that new requests get; `NO_DRAFTER` for none."""
+        return self._residents.live_version
+
+    def start(self) -> None:
+        """Start the engine thread."""
+        self._thread.start()
+
+    def submit(
+        self, request: GenerationRequest, on_output: Callable[[StepOutput], None]
+    ) -> None:
+        """Queue a request; `on_output` is called on the engine thread.
+
+        Raises:
+            QueueFull: `max_waiting_requests` are waiting.
+            BackendError: the drafter asked for is not resident, or the engine is stopping.
+        """
+        if isinstance(request.drafter, int) and self._residents.get(request.drafter) is None:
+            raise BackendError(
+                f"drafter version {request.drafter} is not resident; load it first"
+            )
+        with self._changed:
+            if self._is_stopping:
+                raise BackendError("the engine is stopping; send the request elsewhere")
+            room = self._options.max_running_requests - len(self._running)
+            if len(self._waiting) >= self._options.max_waiting_requests + max(room, 0):
+                raise QueueFull(retry_after_s=max(1.0, round(self._recent_s)))
+            self._waiting.append((request, on_output))
+            self._changed.notify()
+
+    def end(
+        self,
+        request_id: str,
+        *,
+        reason: Literal["stop", "abort"],
+        num_output_tokens: int | None = None,
+    ) -> None:
+        """End a request early: a stop string was met, or the client is gone. Idempotent.
+
+        Args:
+            request_id: unknown ids are ignored.
+            reason: what to report.
+            num_output_tokens: tokens that count as output; all so far if not given.
+        """
+        self._post(lambda: self._end(request_id, reason, num_output_tokens))
+
+    def swap(self, version: int | None, checksum: str) -> SwapReceipt:
+        """Make a version live between two steps, or speculate no more. Blocks until it is so.
+
+        Raises:
+            CheckpointError: the version cannot be loaded; the live one goes on.
+            BackendError: the engine is stopping.
+        """
+        started = time.perf_counter()
+        found = "" if version is None else self._residents.load(version, checksum)
+        loaded = time.perf_counter()
+        new = NO_DRAFTER if version is None else version
+        stall: list[float] = []
+
+        def activate() -> None:
+            before = time.perf_counter()
+            in_use = {active.draft_version for active in self._running}
+            self._residents.activate(new, in_use)
+            stall.append((time.perf_counter() - before) * 1e3)
+
+        self._call(activate)
+        return SwapReceipt(
+            version=new,
+            checksum=found,
+            load_ms=(loaded - started) * 1e3,
+            stall_ms=stall[0],
+        )
+
+    def load_resident(self, version: int) -> None:
+        """Load a version beside the live one, for requests that name it.
+
+        Raises:
+            CheckpointError, BackendError: as `Residents.load` and `Residents.reserve`.
+        """
+        self._residents.reserve(version)
+        self._residents.load(version)
+
+    def unload_resident(self, version: int) -> None:
+        """Let go of a version that is not live; requests that use it go on without a drafter."""
+        self._call(lambda: self._residents.unload(version))
+
+    def status(self) -> BackendStatus:
+        """Return version, load and trace counts."""
+        stats = self._writer.stats() if self._writer else None
+        return BackendStatus(
+            live_version=self.live_version,
+            checksum=self._residents.live_checksum,
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            memory_mib=0.0,
+            traces_kept=stats.kept if stats else 0,
+            traces_shed=sum(stats.shed.values()) if stats else 0,
+        )
+
+    def finished(self, after: int) -> list[RequestStats]:
+        """Return requests that finished with `sequence > after`, oldest first."""
+        return [stats for stats in list(self._finished) if stats.sequence > after]
+
+    def shutdown(self) -> None:
+        """End all requests, stop the thread and write the traces handed over. Callable twice."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with self._changed:
+            self._commands.append(command)
+            self._changed.notify()
+
+    def _call(self, command: Callable[[], None]) -> None:
+        """Run a command between two steps and wait for it; its exception is raised here."""
+        done = threading.Event()
+        errors: list[Exception] = []
+
+        def run() -> None:
+            try:
+                command()
+            except Exception as error:
+                errors.append(error)
+            done.set()
+
+        if not self._thread.is_alive():
+            raise BackendError("the engine is stopping; nothing was changed")
+        self._post(run)
+        while not done.wait(1.0):
+            if not self._thread.is_alive():
+                raise BackendError("the engine stopped; nothing was changed")
+        if errors:
+            raise errors[0]
+
+    def _run(self) -> None:
+        torch.set_grad_enabled(False)
+        while True:
+            with self._changed:
+                while not (self._commands or self._waiting or self._running or self._is_stopping):
+                    self._changed.wait()
+                stopping = self._is_stopping
+                commands = list(self._commands)
+                self._commands.clear()
+            for command in commands:
+                command()
+            if stopping:
+                break
+            self._admit()
+            self._step()
+        self._abort_all()
+
+    def _admit(self) -> None:
+        while len(self._running) < self._options.max_running_requests:
+            with self._changed:
+                if not self._waiting:
+                    return
+                request, on_output = self._waiting.popleft()
+            room = min(len(request.prompt_token_ids) + request.max_tokens, self.max_context)
+            needs = self._plan.needs
+            records = (
+                self._writer is not None
+                and request.record
+                and self._random.random() < self._options.record_rate
+            )
+            seed = request.sampling.seed
+            self._running.append(
+                ActiveRequest(
+                    request=request,
+                    on_output=on_output,
+                    seed=self._random.getrandbits(63) if seed is None else seed % 2**63,
+                    cache=self._model.new_cache(room + self._plan.num_speculative_tokens + 2),
+                    window=FeatureWindow() if needs.features else None,
+                    recorder=TraceRecorder() if records else None,
+                    token_ids=list(request.prompt_token_ids),
+                )
+            )
+
+    def _step(self) -> None:
+        if not self._running:
+            return
+        try:
+            results = self._stepper.step(self._running)
+        except Exception:
+            # One bad step must not take the service down; its requests are the ones that pay.
+            logger.exception("a step failed; %d requests are ended", len(self._running))
+            self._abort_all()
+            return
+        for active, result in results:
+            self._deliver(active, result)
+
+    def _deliver(self, active: ActiveRequest, result: StepResult) -> None:
+        request = active.request
+        reason: Literal["stop", "length"] | None = None
+        if result.token_ids[-1] in request.stop_token_ids:
+            reason = "stop"
+        elif active.num_left <= 0 or len(active.token_ids) >= self.max_context:
+            reason = "length"
+        stats = None if reason is None else self._finish(active, reason, None)
+        self._send(
+            active,
+            StepOutput(
+                token_ids=result.token_ids,
+                logprobs=result.logprobs,
+                finish_reason=reason,
+                stats=stats,
+            ),
+        )
+
+    def _send(self, active: ActiveRequest, output: StepOutput) -> None:
+        try:
+            active.on_output(output)
+        except Exception:
+            logger.exception("the receiver of %s failed", active.request.request_id)
+
+    def _end(self, request_id: str, reason: Literal["stop", "abort"], num: int | None) -> None:
+        for active in self._running:
+            if active.request.request_id == request_id:
+                stats = self._finish(active, reason, num)
+                self._send(
+                    active,
+                    StepOutput(token_ids=[], logprobs=None, finish_reason=reason, stats=stats),
+                )
+                return
+        with self._changed:
+            for entry in self._waiting:
+                if entry[0].request_id == request_id:
+                    self._waiting.remove(entry)
+                    break
+            else:
+                return
+        entry[1](StepOutput(token_ids=[], logprobs=None, finish_reason=reason, stats=None))
+
+    def _finish(self, active: ActiveRequest, reason: str, num: int | None) -> RequestStats:
+        self._running.remove(active)
+        if (drafter := self._residents.get(active.draft_version)) is not None:
+            drafter.forget(active.request.request_id)
+        produced = active.num_output_tokens
+        stats = active.stats(
+            self._num_finished + 1, reason, produced if num is None else min(num, produced)
+        )
+        self._num_finished += 1
+        self._finished.append(stats)
+        self._recent_s = 0.9 * self._recent_s + 0.1 * (stats.ttft_s + stats.decode_s)
+        if active.recorder is not None and self._writer is not None and produced:
+            trace = active.recorder.trace(
+                active.request,
+                token_ids=active.token_ids,
+                finish_reason=reason,
+                target=self.target,
+                needs=self._plan.needs,
+            )
+            self._writer.put(trace)
+            self._residents.observe(trace)
+        return stats
+
+    def _abort_all(self) -> None:
+        for active in list(self._running):
+            self._end(active.request.request_id, "abort", None)
+        with self._changed:
+            waiting = [request.request_id for request, _ in self._waiting]
+        for request_id in waiting:
+            self._end(request_id, "abort", None)
+
+
+def build_engine(plan: ServePlan, options: TorchBackendOptions) -> Engine:
+    """Load the target, the plugins and the initial drafter; the thread is not started.
+
+    Raises:
+        AuroraError: the target, a plugin, the sink or the initial version cannot be used.
+    """
+    num_threads = options.resolved_num_threads()
+    torch.set_num_threads(num_threads)
+    kernels.set_num_threads(num_threads)
+    device = _device(options.device)
+    dtype = getattr(torch, options.dtype)
+    weights = TargetWeights(plan.target)
+    limit = plan.target.max_position_embeddings
+    max_context = min(options.max_context or limit, limit)
+    plugins = Plugins()
+    plugins.load(plan.plugins)
+    speculator = build_component(
+        plugins,
+        "speculators",
+        ComponentSection(name=plan.speculator, **plan.speculator_options),
+        target=plan.target,
+    )
+    residents = Residents(
+        speculator,
+        weights,
+        versions_dir=Path(plan.versions_dir),
+        capacity=options.num_resident_drafters,
+        dtype=dtype,
+        device=device,
+    )
+    if plan.initial_version is not None:
+        residents.load(plan.initial_version.version, plan.initial_version.checksum)
+        residents.activate(plan.initial_version.version, set())
+    model = TargetModel(
+        weights,
+        dtype=dtype,
+        device=device,
+        max_context=max_context + plan.num_speculative_tokens + 2,
+    )
+    writer = open_writer(plan.sink_url) if plan.sink_url else None
+    return Engine(plan, options, model, residents, writer, max_context=max_context)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise BackendError(
+            f"backend.device is {name!r} and torch sees no GPU here; use `cpu` or `auto`"
+        )
+    return torch.device(name)

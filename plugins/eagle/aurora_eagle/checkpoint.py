@@ -1,0 +1,226 @@
+"""The native EAGLE-3 checkpoint, which vLLM and SGLang load: config.json and model.safetensors.
+
+Neither engine notices a missing tensor, so everything is checked here, before and after.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from aurora_core.errors import CheckpointError
+from aurora_core.records import TargetSpec
+from aurora_eagle import vocabulary
+from aurora_eagle.initialise import draft_shape
+from aurora_eagle.model import DraftShape, Eagle3Network
+
+if TYPE_CHECKING:
+    from aurora_core.target.weights import TargetWeights
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+SCHEMA = 1
+"""Version of the `aurora` section of config.json."""
+
+
+def save(
+    network: Eagle3Network,
+    path: Path,
+    *,
+    target: TargetSpec,
+    aux_layers: tuple[int, ...],
+    dtype: torch.dtype,
+) -> None:
+    """Write a checkpoint into a directory, creating it if needed.
+
+    Raises:
+        CheckpointError: a weight is not finite.
+    """
+    tensors = {}
+    for name, tensor in network.state_dict().items():
+        tensor = tensor.detach().cpu().contiguous()
+        if tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+            _require_finite(tensor, name, path)
+        tensors[name] = tensor
+    path.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path / WEIGHTS_FILE, metadata={"format": "pt"})
+    config = _config(network.shape, target=target, aux_layers=aux_layers, dtype=dtype)
+    (path / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def load(
+    path: Path, weights: TargetWeights, *, target: TargetSpec, aux_layers: tuple[int, ...]
+) -> Eagle3Network:
+    """Read what `save` wrote, as float32 on CPU.
+
+    Raises:
+        CheckpointError: it is unreadable, incomplete, malformed, or made for another target,
+            tokenizer or choice of layers.
+    """
+    shape = _read_shape(path, weights, target=target, aux_layers=aux_layers)
+    tensors = _read_tensors(path)
+    with torch.device("meta"):
+        ends = torch.empty(shape.vocab_size, shape.hidden_size)
+        blank = Eagle3Network(shape, torch.arange(shape.draft_vocab_size), ends, ends)
+    _check(tensors, blank.state_dict(), path)
+    fault = vocabulary.find_fault(tensors["d2t"], tensors["t2d"])
+    if fault is not None:
+        raise CheckpointError(
+            f"vocabulary map of checkpoint {str(path)!r} is invalid: {fault}; publish it again"
+        )
+    target_ids = tensors["d2t"] + torch.arange(shape.draft_vocab_size)
+    network = Eagle3Network(shape, target_ids, weights.embed_tokens, weights.lm_head)
+    network.load_state_dict(tensors)
+    return network
+
+
+def _config(
+    shape: DraftShape, *, target: TargetSpec, aux_layers: tuple[int, ...], dtype: torch.dtype
+) -> dict[str, Any]:
+    """Return config.json: every flag stands there, because engines differ in their defaults."""
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden_size,
+        "target_hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.rms_norm_eps,
+        "max_position_embeddings": shape.max_position_embeddings,
+        # transformers 4 reads the first two, transformers 5 the third.
+        "rope_theta": shape.rope_theta,
+        "rope_scaling": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "vocab_size": shape.vocab_size,
+        "draft_vocab_size": shape.draft_vocab_size,
+        "num_aux_hidden_states": shape.num_aux_layers,
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+        "norm_output": False,
+        "fc_norm": False,
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": list(aux_layers),
+            "use_aux_hidden_state": True,
+            "norm_before_fc": False,
+            "use_input_layernorm_in_first_layer": True,
+            "use_last_layernorm": True,
+            "use_mtp_layernorm": False,
+        },
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        "aurora": {
+            "schema": SCHEMA,
+            "speculator": "eagle3",
+            "target_fingerprint": target.fingerprint,
+            "tokenizer_fingerprint": target.tokenizer_fingerprint,
+            "aux_layers": list(aux_layers),
+            # vLLM takes the ids above as they are; SGLang means the layer before each.
+            "aux_layer_convention": "entering",
+        },
+    }
+
+
+def _read_shape(
+    path: Path, weights: TargetWeights, *, target: TargetSpec, aux_layers: tuple[int, ...]
+) -> DraftShape:
+    try:
+        config = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
+        own = config["aurora"]
+        maker = (own["speculator"], own["schema"])
+        made_for = {
+            "target": own["target_fingerprint"],
+            "tokenizer": own["tokenizer_fingerprint"],
+        }
+        its_layers = list(own["aux_layers"])
+        size = int(config["draft_vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"config.json of checkpoint {str(path)!r} is missing, unreadable or incomplete "
+            f"({type(error).__name__}: {error}); publish it again"
+        ) from error
+    if maker != ("eagle3", SCHEMA):
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} is of speculator {maker[0]!r}, schema {maker[1]!r}, "
+            f"expected 'eagle3', schema {SCHEMA}; use the version that wrote it"
+        )
+    expected = {"target": target.fingerprint, "tokenizer": target.tokenizer_fingerprint}
+    for name, fingerprint in expected.items():
+        if made_for[name] != fingerprint:
+            raise CheckpointError(
+                f"checkpoint {str(path)!r} was made for another {name} than that of "
+                f"{target.name!r}; start a new drafter for this target"
+            )
+    if its_layers != list(aux_layers):
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} reads layers {its_layers} of the target, expected "
+            f"{list(aux_layers)}; set `aux_layers` to those of the checkpoint"
+        )
+    shape = draft_shape(weights, draft_vocab_size=size, num_aux_layers=len(aux_layers))
+    # All that is left follows from the target: nothing may say otherwise, no flag either.
+    wanted = _config(shape, target=target, aux_layers=aux_layers, dtype=torch.float32)
+    for name in sorted(wanted.keys() - {"torch_dtype", "aurora"}):
+        if config.get(name) != wanted[name]:
+            raise CheckpointError(
+                f"config.json of checkpoint {str(path)!r} has {name} = {config.get(name)!r}, "
+                f"expected {wanted[name]!r}; publish it again"
+            )
+    if not 0 < size <= shape.vocab_size:
+        raise CheckpointError(
+            f"config.json of checkpoint {str(path)!r} has draft_vocab_size = {size}, expected 1 "
+            f"to {shape.vocab_size}; publish it again"
+        )
+    return shape
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path / WEIGHTS_FILE)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"model.safetensors of checkpoint {str(path)!r} is missing or damaged ({error}); "
+            "publish it again"
+        ) from error
+
+
+def _check(tensors: dict[str, Tensor], expected: dict[str, Tensor], path: Path) -> None:
+    missing, extra = sorted(expected.keys() - tensors), sorted(tensors.keys() - expected)
+    if missing or extra:
+        found = [f"lacks {names}" for names in (missing,) if names]
+        found += [f"has the unknown {names}" for names in (extra,) if names]
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} {' and '.join(found)}; publish it again"
+        )
+    for name, wanted in expected.items():
+        tensor = tensors[name]
+        if tensor.shape != wanted.shape:
+            raise CheckpointError(
+                f"tensor {name!r} of checkpoint {str(path)!r} has shape {list(tensor.shape)}, "
+                f"expected {list(wanted.shape)}; publish it again"
+            )
+        same_kind = tensor.is_floating_point() == wanted.is_floating_point()
+        if not same_kind or not (tensor.is_floating_point() or tensor.dtype == wanted.dtype):
+            raise CheckpointError(
+                f"tensor {name!r} of checkpoint {str(path)!r} holds {tensor.dtype}, expected "
+                f"{wanted.dtype}; publish it again"
+            )
+        if tensor.is_floating_point():
+            _require_finite(tensor, name, path)
+
+
+def _require_finite(tensor: Tensor, name: str, path: Path) -> None:
+    if not bool(torch.isfinite(tensor).all()):
+        raise CheckpointError(
+            f"tensor {name!r} of checkpoint {str(path)!r} has values that are not finite; "
+            "go back to an earlier version"
+        )

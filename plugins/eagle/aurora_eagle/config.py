@@ -1,0 +1,67 @@
+"""Options of the EAGLE-3 speculator."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from aurora_core.errors import ConfigError
+from aurora_core.interfaces import Options
+from aurora_core.records import TargetSpec
+
+NUM_AUX_LAYERS = 3
+"""Target layers whose hidden states a drafter reads; engines load no other number."""
+
+
+class Eagle3Options(Options):
+    """What a configuration can say below `speculator:` when its name is `eagle3`."""
+
+    draft_vocab_size: int = Field(8192, ge=8)
+    """Target tokens that the drafter can propose; a larger target vocabulary is cut to these."""
+    training_steps: int = Field(4, ge=1, le=16)
+    """Draft positions that training unrolls."""
+    step_decay: float = Field(0.8, gt=0, le=1)
+    """Weight of a draft position relative to the one before it."""
+    objective: Literal["kl", "lk_hybrid"] = "kl"
+    """`kl` is forward KL to the target; `lk_hybrid` goes over to the acceptance rate itself as the
+    two distributions come close."""
+    greedy_teacher: Literal["soft", "argmax"] = "soft"
+    """What greedy requests teach: the target's distribution at temperature 1, or its best token."""
+    aux_layers: tuple[int, int, int] | None = None
+    """Target layers whose *entering* hidden states are read; None takes 2, n // 2 and n - 3 of n."""
+    initialise_from_target: bool = True
+    """Whether a new drafter starts from the target's head, norm and last layer."""
+    max_trace_tokens: int = Field(2048, ge=16)
+    """Longer traces are trained on their last positions only."""
+    min_confidence: float = Field(0.0, ge=0, lt=1)
+    """A chain is not extended beyond a token where the probability of the whole chain, as the
+    drafter sees it, has fallen below this; 0 always drafts to full depth."""
+    export_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Storage type of published weights; the learner's own checkpoints are float32."""
+
+
+def choose_aux_layers(options: Eagle3Options, target: TargetSpec) -> tuple[int, ...]:
+    """Return the layers to read, in the `entering` convention.
+
+    Raises:
+        ConfigError: the chosen layers do not exist or repeat, or the target is too shallow for a
+            choice of its own.
+    """
+    num_layers = target.num_layers
+    chosen = options.aux_layers
+    if chosen is None:
+        if num_layers >= 7:
+            return (2, num_layers // 2, num_layers - 3)
+        if num_layers >= 4:
+            return (1, num_layers // 2, num_layers - 1)
+        raise ConfigError(
+            f"target {target.name!r} has only {num_layers} layers, too few to choose three from; "
+            f"set `aux_layers` of speculator 'eagle3' to three of 0 to {num_layers}"
+        )
+    if len(set(chosen)) < len(chosen) or not all(0 <= layer <= num_layers for layer in chosen):
+        raise ConfigError(
+            f"`aux_layers` of speculator 'eagle3' is {list(chosen)}, expected {NUM_AUX_LAYERS} "
+            f"different layers from 0 to {num_layers} of target {target.name!r}"
+        )
+    return chosen

@@ -1,0 +1,178 @@
+"""The draft network, under the names of the native EAGLE-3 checkpoint.
+
+Shape legend, letters of tensor suffixes:
+    R  rows, whatever they stand for    H  hidden size        V  target vocabulary
+    N  query heads                      M  key-value heads    E  head dimension
+    D  draft vocabulary
+
+A row at position t holds what the target computed at token t, and the embedding of token t + 1; it
+predicts token t + 2. In later steps the network's own output takes the target's place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from aurora_eagle import vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftShape:
+    """Dimensions and constants of a drafter: all that its weights do not say."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_aux_layers: int
+    vocab_size: int
+    draft_vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+
+
+class Attention(nn.Module):
+    """Projections of the attention; the two callers attend each in their own way."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        width = 2 * shape.hidden_size
+        self.q_proj = nn.Linear(width, shape.num_heads * shape.head_dim, bias=False)
+        self.k_proj = nn.Linear(width, shape.num_kv_heads * shape.head_dim, bias=False)
+        self.v_proj = nn.Linear(width, shape.num_kv_heads * shape.head_dim, bias=False)
+        self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, shape.hidden_size, bias=False)
+
+
+class FeedForward(nn.Module):
+    """Gated feed-forward layer."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, x_RH: Tensor) -> Tensor:
+        """Return [R, H]."""
+        gated: Tensor = self.down_proj(functional.silu(self.gate_proj(x_RH)) * self.up_proj(x_RH))
+        return gated
+
+
+class MidLayer(nn.Module):
+    """The drafter's decoder layer."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.hidden_norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.self_attn = Attention(shape)
+        self.mlp = FeedForward(shape)
+
+
+class Eagle3Network(nn.Module):
+    """Trainable drafter weights, the draft vocabulary, and the target's frozen ends.
+
+    `state_dict` holds what a native checkpoint holds. The target's embedding and head are buffers
+    that no checkpoint contains: they are shared, in the target's dtype.
+    """
+
+    d2t: Tensor
+    """int64 [D]. Target id minus draft index."""
+    t2d: Tensor
+    """bool [V]. Whether a target id can be drafted."""
+    embed_tokens: Tensor
+    """[V, H]"""
+
+    def __init__(
+        self, shape: DraftShape, target_ids: Tensor, embed_tokens: Tensor, target_head: Tensor
+    ) -> None:
+        """Build the network with torch's random initial weights, float32.
+
+        Args:
+            shape: dimensions.
+            target_ids: int64 [D]. Increasing target ids of the draft vocabulary.
+            embed_tokens: [V, H] of the target.
+            target_head: [V, H] of the target; the very same tensor if the target ties the two.
+        """
+        super().__init__()
+        self.shape = shape
+        hidden = shape.hidden_size
+        self.fc = nn.Linear(shape.num_aux_layers * hidden, hidden, bias=False)
+        self.midlayer = MidLayer(shape)
+        self.norm = nn.RMSNorm(hidden, eps=shape.rms_norm_eps)
+        self.lm_head = nn.Linear(hidden, shape.draft_vocab_size, bias=False)
+        self.register_buffer("d2t", vocabulary.to_offsets(target_ids))
+        self.register_buffer("t2d", vocabulary.to_membership(target_ids, shape.vocab_size))
+        self.register_buffer("embed_tokens", embed_tokens, persistent=False)
+        untied = None if target_head is embed_tokens else target_head
+        self.register_buffer("_untied_head", untied, persistent=False)
+
+    @property
+    def target_head(self) -> Tensor:
+        """The target's output head, [V, H]."""
+        untied = self._untied_head
+        return self.embed_tokens if untied is None else untied
+
+    @property
+    def target_ids(self) -> Tensor:
+        """Target ids of the draft vocabulary, int64 [D]."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def attention_input(self, tokens_R: Tensor, hidden_RH: Tensor) -> Tensor:
+        """Return what the projections of the attention read, [R, 2H].
+
+        Args:
+            tokens_R: int64 target ids of the *next* token of each row.
+            hidden_RH: fused target features, or the network's output at the step before.
+        """
+        embedded_RH = self.embed_tokens[tokens_R].to(hidden_RH.dtype)
+        return torch.cat(
+            (self.midlayer.input_layernorm(embedded_RH), self.midlayer.hidden_norm(hidden_RH)), -1
+        )
+
+    def queries(self, x_R2H: Tensor, positions_R: Tensor) -> Tensor:
+        """Return rotated queries, [R, N, E]."""
+        heads_RNE = self.midlayer.self_attn.q_proj(x_R2H).unflatten(-1, (-1, self.shape.head_dim))
+        return self._rotate(heads_RNE, positions_R)
+
+    def keys_values(self, x_R2H: Tensor, positions_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rotated keys and values, both [R, M, E]."""
+        attention, split = self.midlayer.self_attn, (-1, self.shape.head_dim)
+        keys_RME = self._rotate(attention.k_proj(x_R2H).unflatten(-1, split), positions_R)
+        return keys_RME, attention.v_proj(x_R2H).unflatten(-1, split)
+
+    def finish(self, hidden_RH: Tensor, attended_RA: Tensor) -> Tensor:
+        """Return the layer's output [R, H]: what the next step and, after `norm`, the head read.
+
+        Args:
+            hidden_RH: as given to `attention_input`: the residual is not normalised.
+            attended_RA: [R, N * E].
+        """
+        hidden_RH = hidden_RH + self.midlayer.self_attn.o_proj(attended_RA)
+        normed_RH = self.midlayer.post_attention_layernorm(hidden_RH)
+        output: Tensor = hidden_RH + self.midlayer.mlp(normed_RH)
+        return output
+
+    def _rotate(self, heads: Tensor, positions_R: Tensor) -> Tensor:
+        cosine, sine = rotary_table(self.shape, positions_R)
+        cosine, sine = cosine[:, None].to(heads.dtype), sine[:, None].to(heads.dtype)
+        first, second = heads.chunk(2, -1)
+        return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
+
+
+def rotary_table(shape: DraftShape, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of rotary angles, float32 [len(positions), head_dim / 2] each.
+
+    The angles follow `rope_theta` alone: a drafter learns its positions from its own traces and
+    has no need of the scaling that stretched its target's.
+    """
+    exponents = torch.arange(0, shape.head_dim, 2, device=positions.device).float() / shape.head_dim
+    angles = positions.float()[:, None] * (1.0 / shape.rope_theta**exponents)
+    return angles.cos(), angles.sin()

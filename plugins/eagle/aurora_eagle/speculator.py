@@ -1,0 +1,118 @@
+"""The EAGLE-3 speculator. Imports torch only inside the methods that need it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from aurora_core.interfaces import Drafter, LossOutput, Options, Speculator
+from aurora_core.records import Needs, TargetSpec, Trace
+from aurora_eagle.config import Eagle3Options, choose_aux_layers
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from aurora_core.target.weights import TargetWeights
+
+FEATURES = frozenset({"aux_hidden_states", "last_hidden_state", "target_logsumexp"})
+
+
+class Eagle3Speculator(Speculator):
+    """EAGLE-3: drafts with one decoder layer that reads hidden states of three target layers."""
+
+    Config = Eagle3Options
+    formats: ClassVar[frozenset[str]] = frozenset({"module", "eagle3"})
+    options: Eagle3Options
+
+    def __init__(self, options: Options, target: TargetSpec) -> None:
+        super().__init__(options, target)
+        self._aux_layers = choose_aux_layers(self.options, target)
+
+    @property
+    def needs(self) -> Needs:
+        """Return the features of all committed positions and the layers they come from."""
+        return Needs(features=FEATURES, aux_layers=self._aux_layers)
+
+    def build_module(self, weights: TargetWeights, traces: Sequence[Trace]) -> nn.Module:
+        """Choose the draft vocabulary from the traces and return a new network."""
+        from aurora_eagle import initialise, vocabulary
+        from aurora_eagle.model import Eagle3Network
+
+        target_ids = vocabulary.choose_target_ids(
+            traces, vocab_size=weights.vocab_size, size=self.options.draft_vocab_size
+        )
+        shape = initialise.draft_shape(
+            weights, draft_vocab_size=len(target_ids), num_aux_layers=len(self._aux_layers)
+        )
+        network = Eagle3Network(shape, target_ids, weights.embed_tokens, weights.lm_head)
+        initialise.initialise(
+            network, weights, from_target=self.options.initialise_from_target
+        )
+        return network
+
+    def collate(self, traces: Sequence[Trace]) -> dict[str, Tensor]:
+        """Select the usable rows of the traces and stack them; see `aurora_eagle.collate`."""
+        from aurora_eagle.collate import collate
+
+        return collate(
+            traces,
+            self.target,
+            aux_layers=self._aux_layers,
+            max_trace_tokens=self.options.max_trace_tokens,
+        ).to_dict()
+
+    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> LossOutput:
+        """Return the loss of `training_steps` unrolled draft positions."""
+        from aurora_eagle.collate import Batch
+        from aurora_eagle.training import compute_loss
+
+        return compute_loss(_network(module), Batch.from_dict(batch), self.options)
+
+    def acceptance(
+        self, module: nn.Module, batch: Mapping[str, Tensor], num_speculative_tokens: int
+    ) -> tuple[Tensor, Tensor]:
+        """Replay greedy drafting from every position whose whole draft can be judged."""
+        from aurora_eagle.collate import Batch
+        from aurora_eagle.training import replay
+
+        return replay(_network(module), Batch.from_dict(batch), num_speculative_tokens)
+
+    def save(self, module: nn.Module, path: Path) -> None:
+        """Write the native EAGLE-3 layout."""
+        import torch
+
+        from aurora_eagle import checkpoint
+
+        checkpoint.save(
+            _network(module),
+            path,
+            target=self.target,
+            aux_layers=self._aux_layers,
+            dtype=getattr(torch, self.options.export_dtype),
+        )
+
+    def load(self, path: Path, weights: TargetWeights) -> nn.Module:
+        """Read and check what `save` wrote."""
+        from aurora_eagle import checkpoint
+
+        return checkpoint.load(path, weights, target=self.target, aux_layers=self._aux_layers)
+
+    def drafter(self, module: nn.Module, *, dtype: torch.dtype, device: torch.device) -> Drafter:
+        """Return the serving drafter of a network."""
+        from aurora_eagle.drafter import Eagle3Drafter
+
+        return Eagle3Drafter(
+            _network(module),
+            min_confidence=self.options.min_confidence,
+            dtype=dtype,
+            device=device,
+        )
+
+
+def _network(module: nn.Module):  # type: ignore[no-untyped-def]
+    from aurora_eagle.model import Eagle3Network
+
+    assert isinstance(module, Eagle3Network)
+    return module

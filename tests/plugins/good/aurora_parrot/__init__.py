@@ -1,0 +1,1 @@
+"""A plugin that works: it repeats the last token."""

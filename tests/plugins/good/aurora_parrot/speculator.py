@@ -1,0 +1,1 @@
+import aurora_nowhere  # noqa: F401 - a dependency that is not installed

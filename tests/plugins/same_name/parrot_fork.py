@@ -1,0 +1,1 @@
+"""Takes the entry point name of another distribution."""

@@ -1,0 +1,84 @@
+"""`aurora check` finds what can be known before anything is started, and downloads nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aurora_core.cli import main
+from aurora_core.cli.measure import with_room
+from aurora_core.config import RunConfig
+from aurora_core.plugins import Plugins
+
+
+@pytest.fixture(autouse=True)
+def bundled_plugins() -> None:
+    plugins = Plugins()
+    plugins.load()
+    if missing := {"eagle", "torch"} - plugins.loaded.keys():
+        pytest.skip(f"not installed: {', '.join(sorted(missing))}")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from aurora_core.testing.tiny_target import make_tiny_target
+
+    directory = tmp_path_factory.mktemp("target")
+    make_tiny_target(directory)
+    return directory
+
+
+def test_a_runnable_configuration_is_printed_with_its_components(tiny, capsys):
+    arguments = ["check", "--set", f"target={tiny}", "--set", "seed=3"]
+    assert main([*arguments, "--set", "speculator.aux_layers=[0, 1, 2]"]) == 0
+    text = capsys.readouterr().out
+    assert "\nseed: 3\n" in text
+    assert "# backend torch: aurora_backend_torch.backend:TorchBackend, plugin 'torch'" in text
+    assert "# target layers 0, 1, 2" in text.replace("#  ", "# ")
+    assert "missing" not in text
+
+
+def test_a_target_that_is_elsewhere_is_left_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("AURORA_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("AURORA_SMOLLM2_WHEEL", raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert main(["check"]) == 0
+    assert "# target quickstart: not on this machine yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("backend.prot=1", "backend.prot: unknown option; did you mean 'port'?"),
+        ("speculator.nonsense=1", "speculator.nonsense: unknown option; options: "),
+        ("trace_sink.max_bytes=0", "trace_sink.max_bytes: input should be greater than 0, not 0"),
+        ("swap_policy=gait", "no plugin provides 'gait' under swap_policies; available: always, "),
+        ("target=./none", "target './none' is not a directory"),
+    ],
+)
+def test_what_would_keep_a_run_from_starting_is_one_sentence(tiny, capsys, assignment, message):
+    assert main(["check", "--set", f"target={tiny}", "--set", assignment]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], {"max_running_requests": 32}),
+        (["backend.max_running_requests=2"], {"max_running_requests": 2}),
+    ],
+)
+def test_a_benchmark_has_room_for_its_largest_batch(overrides, expected):
+    plugins = Plugins()
+    plugins.load()
+    settings = with_room(RunConfig.quickstart(overrides), plugins, 32)
+    assert settings.backend.options == expected
+
+
+def test_a_small_benchmark_changes_nothing():
+    plugins = Plugins()
+    plugins.load()
+    quickstart = RunConfig.quickstart()
+    assert with_room(quickstart, plugins, 1) == quickstart

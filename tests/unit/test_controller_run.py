@@ -1,0 +1,464 @@
+"""Whole runs on the fake engine, with the fake learner as a real process."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+import yaml
+
+from aurora_core import hookimpl
+from aurora_core.config import RunConfig
+from aurora_core.console import RunConsole
+from aurora_core.controller import build
+from aurora_core.controller.run import Run, run
+from aurora_core.controller.run_directory import RunDirectory, read_lines
+from aurora_core.controller.serve_only import serve_only
+from aurora_core.errors import AuroraError, BackendError, ConfigError
+from aurora_core.plugins import Plugins
+from aurora_core.policies import HoldoutGate, HoldoutOptions
+from aurora_core.testing.fake_speculator import FakePlugin
+from aurora_core.traffic.endpoint import Endpoint, RequestSettings
+from aurora_core.traffic.prompts.prompt import Prompt
+from aurora_core.versions import read_run_state
+
+FAKE_LEARNER = "aurora_core.testing.fake_learner"
+
+REPORT_KEYS = {
+    "requests": {"total", "failed"},
+    "lossless": {"checked", "mismatches", "near_ties"},
+    "swaps": {"count", "stall_ms_p99"},
+    "acceptance_length": {"first", "last"},
+    "otps": {"none", "speculative", "speedup"},
+    "traces": {"kept", "shed"},
+    "learner": {"steps", "tokens_trained"},
+    "memory": {"engine_mib", "learner_mib"},
+    "versions": {"plugins", "packages"},
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    from aurora_core.testing.tiny_target import make_tiny_target
+
+    return make_tiny_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture
+def settings(target, tmp_path):
+    """A configuration as plain data, to be changed by a test."""
+    return {
+        "target": str(target),
+        "speculator": "fake",
+        "backend": {"name": "fake", "step_ms": 1.0},
+        "swap_policy": "gate",
+        "learner": {"publish_every_s": 0.05, "max_steps": 5},
+        "traffic": {"domains": ["sql", "math"], "max_tokens": 24, "lossless_every": 4},
+        "tracking": {"enabled": False},
+        "run_dir": str(tmp_path / "run"),
+    }
+
+
+class Watcher:
+    """Ends the traffic once enough was seen, and lets a test act on what happens."""
+
+    def __init__(self, on_swap=None, on_started=None):
+        self.hooks, self.swaps = [], []
+        self.on_swap, self.on_started = on_swap, on_started
+        self.report = self.error = None
+
+    @hookimpl
+    def aurora_run_started(self, config, run_dir):
+        self.hooks.append("started")
+        if self.on_started:
+            self.on_started()
+
+    @hookimpl
+    def aurora_draft_swapped(self, draft, previous, receipt):
+        self.hooks.append("swapped")
+        self.swaps.append(receipt.version)
+        if self.on_swap:
+            self.on_swap(receipt.version)
+
+    @hookimpl
+    def aurora_run_finished(self, report, error):
+        self.hooks.append("finished")
+        self.report, self.error = report, error
+
+
+def load_plugins(watcher=None):
+    plugins = Plugins()
+    plugins.register(FakePlugin(), "fake")
+    if watcher is not None:
+        plugins.register(watcher, "watcher")
+    return plugins
+
+
+def execute(settings, watcher=None, **options):
+    config = RunConfig.model_validate(settings)
+    plugins = load_plugins(watcher)
+    return run(config, plugins, learner_module=FAKE_LEARNER, **options)
+
+
+def read_report(settings):
+    return json.loads((Path(settings["run_dir"]) / "report.json").read_text())
+
+
+def learners():
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if FAKE_LEARNER in " ".join(child.cmdline())]
+
+
+def stop_after(version):
+    """Return an `on_swap` that interrupts the run, as Ctrl-C does, when a version is live."""
+
+    def interrupt(live):
+        if live == version:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return interrupt
+
+
+def test_run_serves_learns_swaps_measures_and_reports(settings, tmp_path, capsys):
+    settings["final_bench"] = {"num_prompts": 4, "max_tokens": 24}
+    watcher = Watcher()
+    code = execute(settings, watcher, requests=400, report_dir=tmp_path / "reports")
+    assert code == 0
+    report = read_report(settings)
+    for section, keys in REPORT_KEYS.items():
+        assert keys <= report[section].keys(), section
+    assert {"wall_s", "seed"} <= report.keys()
+    assert report["ended"] == "finished"
+    assert report["requests"] | {"total": 400, "failed": 0} == report["requests"]
+    assert report["swaps"]["count"] == len(watcher.swaps) >= 3
+    assert report["lossless"]["checked"] >= 100 and report["lossless"]["mismatches"] == 0
+    assert report["acceptance_length"]["first"] == 1.0 < 2.0 < report["acceptance_length"]["last"]
+    assert report["acceptance_length"]["last_measured_on"] == "held-out prompts"
+    assert report["otps"]["speedup"] > 1.5
+    assert report["learner"]["steps"] == 50 and report["learner"]["tokens_trained"] == 5000
+    assert watcher.hooks[0] == "started" and watcher.hooks[-1] == "finished"
+    assert watcher.report == report and watcher.error is None
+    for name in ("report.json", "report.html"):
+        copied = (tmp_path / "reports" / name).read_text()
+        assert copied == (Path(settings["run_dir"]) / name).read_text()
+    output = capsys.readouterr().out
+    assert "400 served, 0 failed" in output and "\x1b" not in output
+    assert not learners()
+
+
+def test_files_of_a_run_tell_what_happened(settings):
+    settings["learner"]["max_steps"] = 3
+    assert execute(settings, requests=60) == 0
+    directory = RunDirectory(Path(settings["run_dir"]))
+    state = read_run_state(directory.state)
+    assert state.champion is not None
+    assert directory.store.read(state.champion).version == state.champion
+    requests = read_lines(directory.requests)
+    assert len(requests) == read_report(settings)["requests"]["engine_finished"] >= 60
+    assert {request["route"] for request in requests} >= {"sql", "math"}
+    resolved = yaml.safe_load((directory.path / "resolved.yaml").read_text())
+    assert resolved["config"]["seed"] == 0
+    assert "FakeBackend" in resolved["resolved"]["backend"]
+    assert not list(directory.path.rglob("*.partial*"))
+
+
+def test_verdicts_of_a_run_can_be_replayed_through_the_policy(settings):
+    from aurora_core.controller.swapping import read_evidence
+
+    assert execute(settings, requests=150) == 0
+    lines = read_lines(Path(settings["run_dir"]) / "verdicts.jsonl")
+    verdicts = [read_evidence(line) for line in lines if line["kind"] == "verdict"]
+    assert {verdict.action for _, verdict in verdicts} == {"hold", "promote"}
+    policy = HoldoutGate(HoldoutOptions())
+    assert all(policy.decide(evidence) == verdict for evidence, verdict in verdicts)
+
+
+def test_killed_learner_restarts_while_serving_goes_on(settings):
+    settings["learner"]["max_steps"] = 6
+    killed = []
+
+    def kill_once(version):
+        if not killed:
+            [learner] = learners()
+            killed.append(learner.pid)
+            learner.send_signal(signal.SIGKILL)
+        elif version == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert execute(settings, Watcher(on_swap=kill_once)) == 130
+    report = read_report(settings)
+    assert report["learner"]["restarts"] == 1
+    assert report["requests"]["failed"] == 0
+    assert report["drafter"]["live_version"] == 6
+    numbers = [draft.version for draft in RunDirectory(Path(settings["run_dir"])).store.list()]
+    assert numbers == [1, 2, 3, 4, 5, 6]
+    assert not learners()
+
+
+def test_failed_swap_keeps_the_old_drafter_and_is_reported(settings, capsys):
+    settings["backend"]["fail_swaps_to"] = [3]
+    watcher = Watcher(on_swap=stop_after(4))
+    execute(settings, watcher)
+    report = read_report(settings)
+    assert report["swaps"]["failed"] == 1
+    assert watcher.swaps == [2, 4]
+    [failed] = [
+        line
+        for line in read_lines(Path(settings["run_dir"]) / "verdicts.jsonl")
+        if line["kind"] == "swap_failed"
+    ]
+    assert failed["version"] == 3 and failed["evidence"]["live"]["version"] == 2
+    assert "version 2 goes on serving" in capsys.readouterr().out
+
+
+def test_output_that_depends_on_the_drafter_is_counted_as_mismatch(settings):
+    settings["backend"]["lossy_versions"] = [2, 3, 4, 5]
+    settings["traffic"]["lossless_every"] = 1
+    execute(settings, requests=200)
+    lossless = read_report(settings)["lossless"]
+    assert 0 < lossless["mismatches"] < lossless["checked"]
+    assert lossless["differences"][0]["max_draft_version"] >= 2
+
+
+def test_dead_engine_ends_the_run_with_one_sentence_and_a_report(settings, capsys):
+    settings["backend"]["die_after_requests"] = 30
+    watcher = Watcher()
+    assert execute(settings, watcher, requests=10_000) == 1
+    report = read_report(settings)
+    assert report["ended"] == "engine_died" and report["error"] == "the fake engine died"
+    assert 30 <= report["requests"]["total"] < 100
+    assert watcher.report is not None and "fake engine died" in str(watcher.error)
+    captured = capsys.readouterr()
+    assert "the fake engine died" in captured.err and "Traceback" not in captured.err
+    assert not learners()
+
+
+def test_learner_that_is_given_up_does_not_stop_serving_but_is_no_success(settings, capsys):
+    settings["learner"]["max_restarts"] = 0
+    watcher = Watcher(on_started=lambda: None, on_swap=lambda version: learners()[0].kill())
+    assert execute(settings, watcher, requests=300) == 1
+    report = read_report(settings)
+    assert report["learner"]["state"] == "gave_up" and report["requests"]["total"] == 300
+    assert "serves on without learning" in capsys.readouterr().out
+
+
+def test_learner_that_refuses_its_configuration_ends_the_run(settings, tmp_path, monkeypatch):
+    (tmp_path / "refusing.py").write_text(
+        "import sys\nprint('learner: no such option', file=sys.stderr)\nsys.exit(2)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    plugins = load_plugins(watcher := Watcher())
+    with pytest.raises(AuroraError, match=r"^learner: no such option$"):
+        run(RunConfig.model_validate(settings), plugins, learner_module="refusing")
+    assert watcher.report is None and isinstance(watcher.error, AuroraError)
+
+
+def test_engine_that_cannot_start_is_a_user_error(settings):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        settings["backend"]["port"] = port = taken.getsockname()[1]
+        with pytest.raises(BackendError, match=f"port {port} on 127.0.0.1 is in use"):
+            execute(settings)
+    assert not (Path(settings["run_dir"]) / "report.json").exists()
+
+
+def test_later_run_continues_versions_and_live_drafter(settings):
+    assert execute(settings, Watcher(on_swap=stop_after(3))) == 130
+    first = read_report(settings)["drafter"]
+    settings["learner"]["max_steps"] = 7
+    watcher = Watcher(on_swap=stop_after(7))
+    assert execute(settings, watcher) == 130
+    second = read_report(settings)
+    assert first["live_version"] == 3 and watcher.swaps[0] > 3
+    assert second["drafter"]["live_version"] == 7
+    # The first requests of the second run were served by version 3 already.
+    assert second["acceptance_length"]["first"] > 1.5
+
+
+def test_damaged_live_version_is_left_aside_for_the_previous_one(settings):
+    execute(settings, Watcher(on_swap=stop_after(3)))
+    directory = RunDirectory(Path(settings["run_dir"]))
+    state = read_run_state(directory.state)
+    (directory.store.directory(state.champion) / "model.safetensors").write_bytes(b"cut")
+    lineage = build.read_lineage(directory)
+    assert lineage.live.version == state.previous and lineage.previous is None
+
+
+def test_directory_of_another_speculator_is_refused(settings):
+    execute(settings, Watcher(on_swap=stop_after(2)))
+
+    class Renamed(FakePlugin):
+        @hookimpl
+        def aurora_register_speculators(self):
+            for registration in super().aurora_register_speculators():
+                yield type(registration)("other", registration.target)
+
+    plugins = Plugins()
+    plugins.register(Renamed(), "renamed")
+    config = RunConfig.model_validate({**settings, "speculator": "other"})
+    with pytest.raises(ConfigError, match="holds drafters of speculator 'fake', not 'other'"):
+        run(config, plugins, learner_module=FAKE_LEARNER)
+
+
+def test_batch_size_above_the_held_out_prompts_is_refused_before_anything_starts(settings):
+    settings["final_bench"] = {"num_prompts": 2, "batch_sizes": [1, 4]}
+    with pytest.raises(ConfigError, match=r"asks for 4 requests at once, but there are 2"):
+        execute(settings)
+
+
+def test_report_folder_that_cannot_be_written_is_refused_before_anything_starts(settings, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="reports cannot be written to"):
+        execute(settings, report_dir=tmp_path / "file" / "reports")
+
+
+def test_run_without_traffic_ends_after_the_requests_of_clients(settings):
+    del settings["traffic"]
+    config = RunConfig.model_validate(settings)
+    parts = build.build_parts(config, load_plugins())
+
+    async def serve() -> int:
+        directory = RunDirectory(config.run_dir)
+        codes = []
+        with directory.locked(), RunConsole() as console:
+            one = Run(parts, directory, console, learner_module=FAKE_LEARNER)
+
+            async def execute_run():
+                codes.append(await one.execute(requests=5))
+
+            with anyio.fail_after(60):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(execute_run)
+                    while not one.outcome.served:
+                        await anyio.sleep(0.01)
+                    async with Endpoint(parts.backend.url) as endpoint:
+                        for number in range(5):
+                            await endpoint.complete(Prompt("", str(number)), RequestSettings())
+        return codes[0]
+
+    assert anyio.run(serve) == 0
+    report = read_report(settings)
+    assert report["requests"]["total"] == 5
+    assert report["lossless"]["checked"] == 0 and report["otps"]["speedup"] is None
+
+
+def test_duration_ends_the_run_and_finishes_requests_in_flight(settings):
+    assert execute(settings, duration_s=0.5) == 0
+    assert read_report(settings)["requests"]["failed"] == 0
+
+
+async def test_serving_alone_uses_the_live_drafter_and_writes_nothing(settings):
+    settings["learner"]["max_steps"] = 3
+    code = await anyio.to_thread.run_sync(
+        lambda: (
+            subprocess.run(
+                [sys.executable, "-c", SCRIPT, json.dumps(settings), "60"], env=script_environment()
+            ).returncode
+        )
+    )
+    assert code == 0
+    run_dir = Path(settings["run_dir"])
+    before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")}
+    champion = read_run_state(run_dir / "state.json").champion
+    config = RunConfig.model_validate(settings)
+    async with serve_only(config, load_plugins()) as url, Endpoint(url) as endpoint:
+        answer = await endpoint.complete(Prompt("sql", "question"), RequestSettings())
+    assert answer.speculation.max_draft_version == champion
+    async with serve_only(config, load_plugins(), version=1) as url, Endpoint(url) as endpoint:
+        answer = await endpoint.complete(Prompt("sql", "question"), RequestSettings())
+    assert answer.speculation.max_draft_version == 1
+    assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
+
+
+SCRIPT = """
+import json, sys
+from aurora_core.config import RunConfig
+from aurora_core.controller.run import run
+from aurora_core.plugins import Plugins
+from aurora_core.testing.fake_speculator import FakePlugin
+
+plugins = Plugins()
+plugins.register(FakePlugin(), "fake")
+settings, requests = json.loads(sys.argv[1]), sys.argv[2]
+code = run(
+    RunConfig.model_validate(settings),
+    plugins,
+    requests=int(requests) if requests else None,
+    learner_module="aurora_core.testing.fake_learner",
+)
+assert not {"torch", "lightning", "transformers"} & sys.modules.keys(), "not light any more"
+sys.exit(code)
+"""
+
+
+def script_environment():
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["starting", "serving", "swapped"])
+def test_interrupted_run_stops_cleanly_and_leaves_a_consistent_directory(settings, number, moment):
+    settings["traffic"]["concurrency"] = 2
+    settings["learner"]["max_steps"] = -1
+    directory = RunDirectory(Path(settings["run_dir"]))
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, json.dumps(settings), ""],
+        env=script_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    reached = {
+        "starting": lambda: (directory.path / "run.lock").exists(),
+        "serving": lambda: len(read_whole_lines(directory.requests)) > 5,
+        "swapped": lambda: any(
+            line["kind"] == "swap" for line in read_whole_lines(directory.verdicts)
+        ),
+    }[moment]
+    try:
+        deadline = time.monotonic() + 60
+        while not reached():
+            assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
+            time.sleep(0.02)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert not any(child.is_running() and child.status() != "zombie" for child in children)
+    for record in (directory.requests, directory.verdicts):
+        assert not record.exists() or record.read_text().endswith("\n")
+    assert not list(directory.path.rglob("*.partial*"))
+    if moment != "starting":
+        report = read_report(settings)
+        assert report["ended"] == "interrupted" and report["requests"]["total"] > 0
+        assert report["drafter"]["live_version"] == read_run_state(directory.state).champion
+        assert re.search(r"ended +interrupted", output)
+    with directory.locked():  # and the next run may begin
+        pass
+
+
+def read_whole_lines(path):
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def test_controller_imports_no_torch():
+    code = (
+        "import sys, aurora_core.controller.run, aurora_core.controller.serve_only\n"
+        "heavy = {'torch', 'lightning', 'transformers', 'mlflow', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], env=script_environment(), check=True)

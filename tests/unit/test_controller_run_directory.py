@@ -1,0 +1,154 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aurora_core.config import RunConfig
+from aurora_core.controller.run_directory import (
+    RunDirectory,
+    append_line,
+    read_lines,
+    without_secrets,
+)
+from aurora_core.errors import ConfigError
+from aurora_core.records import TargetSpec
+
+TARGET = TargetSpec(
+    name="tiny",
+    path="/nowhere",
+    architecture="LlamaForCausalLM",
+    fingerprint="f1",
+    tokenizer_fingerprint="t1",
+    vocab_size=256,
+    hidden_size=32,
+    num_layers=4,
+    max_position_embeddings=512,
+)
+
+
+def test_second_run_on_the_same_directory_is_refused_until_the_first_one_is_gone(tmp_path):
+    code = (
+        "import sys, pathlib\n"
+        "from aurora_core.controller.run_directory import RunDirectory\n"
+        "with RunDirectory(pathlib.Path(sys.argv[1])).locked():\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        with (
+            pytest.raises(ConfigError, match="in use by another aurora run; stop that one or set"),
+            RunDirectory(tmp_path).locked(),
+        ):
+            pass
+    finally:
+        holder.kill()
+        holder.communicate()
+    with RunDirectory(tmp_path).locked():  # a killed run leaves no lock behind
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_read_only_run_directory_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match="not writable"), RunDirectory(tmp_path / "run").locked():
+        pass
+
+
+def test_run_directory_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ConfigError, match="set another run_dir"):
+        with RunDirectory(tmp_path / "run").locked():
+            pass
+
+
+def test_line_that_a_crash_cut_off_is_removed_before_the_next_run_writes(tmp_path):
+    directory = RunDirectory(tmp_path)
+    with directory.locked():
+        append_line(directory.verdicts, {"a": 1})
+    with directory.verdicts.open("a") as stream:
+        stream.write('{"a": 2, "b"')
+    with directory.locked():
+        append_line(directory.verdicts, {"a": 3})
+    assert read_lines(directory.verdicts) == [{"a": 1}, {"a": 3}]
+
+
+def test_records_of_requests_are_for_the_owner_alone(tmp_path):
+    append_line(tmp_path / "requests.jsonl", {"a": 1})
+    assert (tmp_path / "requests.jsonl").stat().st_mode & 0o077 == 0
+
+
+def test_failed_write_leaves_the_old_file(tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.write("report.json", "old")
+    with pytest.raises(UnicodeEncodeError):
+        directory.write("report.json", "\ud800")
+    assert (tmp_path / "report.json").read_text() == "old"
+
+
+def test_resolved_configuration_holds_no_secrets_and_all_else(tmp_path):
+    config = RunConfig.model_validate(
+        {
+            "speculator": "eagle3",
+            "backend": {"name": "torch", "api_key": "k-123", "url": "http://me:pw@host:1/v1"},
+            "num_speculative_tokens": 5,
+            "tracking": {"uri": "https://user:hunter2@mlflow.example"},
+            "run_dir": str(tmp_path),
+        }
+    )
+    RunDirectory(tmp_path).write_resolved(config, {"target": "x"})
+    text = (tmp_path / "resolved.yaml").read_text()
+    assert not any(secret in text for secret in ("k-123", "pw", "hunter2"))
+    document = yaml.safe_load(text)
+    assert document["config"]["num_speculative_tokens"] == 5
+    assert document["config"]["backend"]["url"] == "http://***@host:1/v1"
+    assert document["resolved"] == {"target": "x"}
+
+
+def test_words_that_only_look_like_secrets_are_kept():
+    plain = {"max_tokens": "96", "tokenizer": "t", "tokens": ["a"], "auth_token": "s"}
+    assert without_secrets(plain) == {**plain, "auth_token": "***"}
+
+
+def _publish(directory: RunDirectory, *, speculator: str, fingerprint: str) -> None:
+    def write(path: Path) -> None:
+        (path / "model.safetensors").write_bytes(b"w")
+
+    directory.store.stage(
+        1,
+        write,
+        parent=None,
+        speculator=speculator,
+        target_fingerprint=fingerprint,
+        global_step=1,
+        num_tokens_trained=1,
+    )
+
+
+def test_directory_of_another_target_or_speculator_is_not_continued(tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.check_resumable(TARGET, "eagle3")  # empty: nothing to continue
+    _publish(directory, speculator="eagle3", fingerprint="f1")
+    directory.check_resumable(TARGET, "eagle3")
+    with pytest.raises(ConfigError, match="drafters of speculator 'eagle3', not 'medusa'"):
+        directory.check_resumable(TARGET, "medusa")
+    other = RunDirectory(tmp_path / "other")
+    _publish(other, speculator="eagle3", fingerprint="f2")
+    with pytest.raises(ConfigError, match="drafters of another target than 'tiny'"):
+        other.check_resumable(TARGET, "eagle3")
+
+
+def test_lines_are_json_objects(tmp_path):
+    append_line(tmp_path / "x.jsonl", {"reason": "two\nlines"})
+    [line] = (tmp_path / "x.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"reason": "two\nlines"}

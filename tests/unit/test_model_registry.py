@@ -1,0 +1,232 @@
+"""Versions in the MLflow registry: a mirror that is complete when it works and harmless if not."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from aurora_core.mlflow_session import MlflowSession
+from aurora_core.model_registry import ModelRegistry
+from aurora_core.records import DraftVersion, Holdout, Verdict
+from aurora_core.testing.mlflow_store import copy_empty_store
+from aurora_core.versions import VersionStore
+
+mlflow = pytest.importorskip("mlflow")
+
+NAME = "aurora-drafter"
+TIMEOUT_S = 120.0
+
+
+def stage(run_dir: Path, content: bytes | None = None, **metrics: float) -> DraftVersion:
+    store = VersionStore(run_dir / "versions")
+    version = store.next_version()
+
+    def write(path: Path) -> None:
+        (path / "config.json").write_text("{}")
+        (path / "model.safetensors").write_bytes(content or b"%d" % version)
+
+    return store.stage(
+        version,
+        write,
+        parent=version - 1 or None,
+        speculator="toy",
+        target_fingerprint="target",
+        global_step=10 * version,
+        num_tokens_trained=100,
+        metrics=metrics,
+        holdout=Holdout(
+            live_version=None,
+            num_anchors=(10, 10),
+            candidate_accepted=((6, 2), (4, 0)),
+            live_accepted=(),
+        ),
+    )
+
+
+@pytest.fixture(autouse=True)
+def empty_store(tmp_path):
+    copy_empty_store(tmp_path)
+
+
+@pytest.fixture
+def session(tmp_path):
+    session = MlflowSession(tmp_path)
+    yield session
+    assert session.close(timeout_s=TIMEOUT_S)
+
+
+@pytest.fixture
+def registry(session):
+    return ModelRegistry(session, name=NAME)
+
+
+@pytest.fixture
+def client(tmp_path):
+    return mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+
+
+def aliases(client) -> dict[str, str]:
+    """Alias -> draft version."""
+    found = client.get_registered_model(NAME).aliases
+    return {
+        alias: client.get_model_version(NAME, number).tags["draft_version"]
+        for alias, number in found.items()
+    }
+
+
+def test_published_version_has_files_figures_and_links(tmp_path, registry, client):
+    stage(tmp_path)
+    draft = stage(tmp_path, **{"train/loss": 1.5, "train/broken": float("nan")})
+    registry.publish(draft)
+    assert registry.flush(TIMEOUT_S)
+    entry = client.get_model_version_by_alias(NAME, "challenger")
+    expected = {
+        "draft_version": "2",
+        "parent": "1",
+        "global_step": "20",
+        "target_fingerprint": "target",
+        "checksum": draft.checksum,
+        "speculator": "toy",
+    }
+    assert expected.items() <= entry.tags.items()
+    logged = client.get_logged_model(entry.source.removeprefix("models:/"))
+    figures = {metric.key: (metric.value, metric.step) for metric in logged.metrics}
+    assert figures == {"train/loss": (1.5, 20), "holdout/acceptance_length": (1.6, 20)}
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    files = mlflow.artifacts.download_artifacts(f"models:/{NAME}@challenger")
+    assert Path(files).is_relative_to(tmp_path / "mlartifacts")
+    assert (Path(files) / "model.safetensors").read_bytes() == b"2"
+    assert (Path(files) / "version.json").exists()
+
+
+def test_aliases_follow_swaps(tmp_path, registry, client):
+    first, second = stage(tmp_path), stage(tmp_path)
+    registry.publish(first)
+    registry.set_live(first, None)
+    registry.publish(second)
+    assert registry.flush(TIMEOUT_S)
+    assert aliases(client) == {"champion": "1", "challenger": "2"}
+    registry.set_live(second, first)
+    assert registry.flush(TIMEOUT_S)
+    assert aliases(client) == {"champion": "2", "previous": "1"}
+    registry.set_live(None, second)
+    assert registry.flush(TIMEOUT_S)
+    assert aliases(client) == {"previous": "2"}
+
+
+def test_verdict_stands_beside_its_version(tmp_path, registry, client):
+    draft = stage(tmp_path)
+    registry.publish(draft)
+    registry.note_verdict(draft, Verdict(action="hold", reason="x" * 9000))
+    assert registry.flush(TIMEOUT_S)
+    tags = client.get_model_version_by_alias(NAME, "challenger").tags
+    assert tags["verdict"] == "hold"
+    assert set(tags["verdict_reason"]) == {"x"}
+
+
+def test_versions_with_equal_weights_are_told_apart(tmp_path, registry, client):
+    drafts = [stage(tmp_path, b"same"), stage(tmp_path, b"same")]
+    for draft in drafts:
+        registry.publish(draft)
+    registry.set_live(drafts[0], None)
+    assert registry.flush(TIMEOUT_S)
+    assert aliases(client) == {"champion": "1", "challenger": "2"}
+
+
+def test_later_run_on_the_same_store_continues_the_mirror(tmp_path, client):
+    draft = stage(tmp_path)
+    for _ in range(2):
+        session = MlflowSession(tmp_path)
+        registry = ModelRegistry(session, name=NAME)
+        registry.publish(draft)
+        registry.set_live(draft, None)
+        assert session.close(timeout_s=TIMEOUT_S)
+        assert session.num_failed == 0
+    assert len(client.search_model_versions(f"name = '{NAME}'")) == 1
+    assert len(client.search_runs(["1"])) == 2
+
+
+def test_retired_version_loses_its_files_and_keeps_its_figures(tmp_path, registry, client):
+    draft = stage(tmp_path, **{"train/loss": 2.0})
+    registry.publish(draft)
+    registry.retire(draft)
+    registry.retire(stage(tmp_path))  # never published: nothing to do
+    assert registry.flush(TIMEOUT_S)
+    assert not list((tmp_path / "mlartifacts").rglob("model.safetensors"))
+    entry = client.get_model_version_by_alias(NAME, "challenger")
+    assert entry.tags["files"] == "deleted"
+    logged = client.get_logged_model(entry.source.removeprefix("models:/"))
+    assert "train/loss" in {metric.key for metric in logged.metrics}
+
+
+def test_failing_call_is_counted_and_the_next_one_works(tmp_path, session, registry, client):
+    lost = dataclasses.replace(stage(tmp_path), path=str(tmp_path / "gone"))
+    registry.publish(lost)
+    registry.publish(stage(tmp_path))
+    assert registry.flush(TIMEOUT_S)
+    assert session.num_failed == 1
+    assert aliases(client) == {"challenger": "2"}
+
+
+def test_store_that_cannot_be_opened_stops_nothing(tmp_path):
+    session = MlflowSession(tmp_path, uri="nowhere://store")
+    registry = ModelRegistry(session, name=NAME)
+    registry.publish(stage(tmp_path))
+    assert registry.flush(TIMEOUT_S)
+    assert session.run_id is None
+    assert session.num_failed == 2
+    assert session.close(timeout_s=TIMEOUT_S)
+
+
+def test_calls_run_on_one_thread_in_order_and_never_block_the_caller(session):
+    let_go, ran = threading.Event(), []
+    session.submit("wait", lambda run: let_go.wait(TIMEOUT_S))
+    for number in range(3):
+        session.submit("note", lambda run, n=number: ran.append((n, threading.get_ident())))
+    assert ran == []
+    assert not session.flush(0.01)
+    let_go.set()
+    assert session.flush(TIMEOUT_S)
+    assert [number for number, _ in ran] == [0, 1, 2]
+    assert {thread for _, thread in ran}.isdisjoint({threading.get_ident()})
+    assert len({thread for _, thread in ran}) == 1
+
+
+def test_metrics_are_dropped_before_the_queue_grows_and_versions_are_not(tmp_path):
+    session = MlflowSession(tmp_path, max_waiting=2)
+    let_go, ran = threading.Event(), []
+    session.submit("wait", lambda run: let_go.wait(TIMEOUT_S))
+    for number in range(5):
+        session.submit("metric", lambda run, n=number: ran.append(n), droppable=True)
+    session.submit("version", lambda run: ran.append("version"))
+    let_go.set()
+    assert session.close(timeout_s=TIMEOUT_S)
+    assert ran[-1] == "version"
+    assert session.num_dropped == 5 - len(ran[:-1]) >= 3
+    assert not session.submit("late", lambda run: None)
+
+
+def test_controller_side_imports_neither_torch_nor_mlflow():
+    code = (
+        "import sys, aurora_core.model_registry, aurora_core.tracking;"
+        "print('torch' in sys.modules, 'mlflow' in sys.modules)"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert output.stdout.split() == ["False", "False"], output.stderr
+
+
+def test_mlflow_calls_import_no_torch(tmp_path):
+    code = f"""
+import pathlib, sys
+from aurora_core.mlflow_session import MlflowSession
+session = MlflowSession(pathlib.Path({str(tmp_path)!r}))
+print(session.close(timeout_s={TIMEOUT_S}), session.num_failed, "torch" in sys.modules)
+"""
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert output.stdout.split() == ["True", "0", "False"], output.stderr
+    assert "INFO" not in output.stderr  # MLflow and alembic announce every migration

@@ -1,0 +1,180 @@
+"""A run as MLflow shows it: metrics with their steps, verdicts, configuration, report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pluggy
+import pytest
+from pydantic import BaseModel
+
+from aurora_core import hookspecs
+from aurora_core.records import (
+    DraftVersion,
+    Evidence,
+    RequestStats,
+    SwapReceipt,
+    Verdict,
+)
+from aurora_core.testing.mlflow_store import copy_empty_store
+from aurora_core.tracking import Tracking, flatten, serving_metrics
+
+mlflow = pytest.importorskip("mlflow")
+TIMEOUT_S = 120.0
+
+
+def request(sequence: int, **changes: object) -> RequestStats:
+    values: dict[str, object] = {
+        "sequence": sequence,
+        "request_id": str(sequence),
+        "finished": 0.0,
+        "num_prompt_tokens": 5,
+        "num_output_tokens": 11,
+        "num_steps": 5,
+        "num_speculative_steps": 5,
+        "num_drafted": 10,
+        "accepted_per_position": (4, 2),
+        "min_draft_version": 1,
+        "max_draft_version": 2,
+        "ttft_s": 0.5,
+        "decode_s": 2.0,
+        "finish_reason": "stop",
+    }
+    return RequestStats(**(values | changes))
+
+
+def draft(run_dir: Path, version: int) -> DraftVersion:
+    path = run_dir / f"v{version:06d}"
+    path.mkdir()
+    (path / "model.safetensors").write_bytes(b"weights")
+    return DraftVersion(
+        version=version,
+        path=str(path),
+        parent=None,
+        speculator="toy",
+        target_fingerprint="target",
+        global_step=3,
+        num_tokens_trained=4,
+        created=0.0,
+        checksum=f"sum{version}",
+    )
+
+
+def evidence(candidate: DraftVersion) -> Evidence:
+    return Evidence(
+        candidate=candidate,
+        live=None,
+        previous=None,
+        serving=(),
+        num_requests_since_swap=0,
+        seconds_since_swap=0.0,
+    )
+
+
+class Config(BaseModel):
+    target: str = "quickstart"
+    backend: dict[str, object] = {"name": "torch", "api_key": "hunter2", "tags": ["a", "b"]}
+    many: dict[str, int] = {f"key{number}": number for number in range(150)}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The hooks of a run with tracking, and what MLflow holds once it is closed."""
+    manager = pluggy.PluginManager("aurora")
+    manager.add_hookspecs(hookspecs)
+    copy_empty_store(tmp_path)
+    tracking = Tracking(tmp_path)
+    manager.register(tracking)
+    manager.check_pending()
+
+    def closed():
+        assert tracking.close(timeout_s=TIMEOUT_S)
+        assert tracking.session.num_failed == 0
+        client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+        return client, client.get_run(tracking.session.run_id)
+
+    yield SimpleNamespace(hook=manager.hook, closed=closed, tracking=tracking)
+    tracking.close(timeout_s=TIMEOUT_S)
+
+
+def history(client, run, key: str) -> list[tuple[int, float]]:
+    return [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, key)]
+
+
+def test_serving_metrics_are_pooled_over_requests():
+    metrics = serving_metrics(
+        [request(1), request(2, num_steps=15, accepted_per_position=(6,), num_drafted=20)]
+    )
+    assert metrics["serve/acceptance_length"] == pytest.approx(1 + 12 / 20)
+    assert metrics["serve/acceptance_rate"] == pytest.approx(12 / 30)
+    assert metrics["serve/acceptance_at_1"] == pytest.approx(10 / 20)
+    assert metrics["serve/acceptance_at_2"] == pytest.approx(2 / 20)
+    assert metrics["serve/otps"] == pytest.approx(5.0)
+    assert "serve/otps" not in serving_metrics([request(1, num_output_tokens=1, decode_s=0.0)])
+
+
+def test_metrics_are_logged_at_their_own_steps(run):
+    run.hook.aurora_requests_finished(requests=[request(1), request(2)])
+    run.hook.aurora_requests_finished(requests=[])
+    run.hook.aurora_requests_finished(requests=[request(3)])
+    run.hook.aurora_learner_progress(step=7, metrics={"train/loss": 2.5, "train/bad": float("nan")})
+    client, stored = run.closed()
+    assert history(client, stored, "serve/num_requests") == [(2, 2.0), (3, 1.0)]
+    assert history(client, stored, "train/loss") == [(7, 2.5)]
+    assert "train/bad" not in stored.data.metrics
+    assert stored.info.status == "FINISHED"
+
+
+def test_configuration_is_logged_without_secrets(run, tmp_path):
+    run.hook.aurora_run_started(config=Config(), run_dir=str(tmp_path))
+    _, stored = run.closed()
+    assert stored.data.params["target"] == "quickstart"
+    assert stored.data.params["backend.name"] == "torch"
+    assert stored.data.params["many.key149"] == "149"
+    assert "hunter2" not in str(stored.data.params)
+
+
+def test_swaps_and_verdicts_are_logged_and_versions_registered(run, tmp_path):
+    first = draft(tmp_path, 1)
+    hold = Verdict(action="hold", reason="not yet", numbers={"gain": -0.1})
+    promote = Verdict(action="promote", reason="better", numbers={"gain": 0.2})
+    run.hook.aurora_draft_published(draft=first)
+    for verdict in (hold, hold, promote):
+        run.hook.aurora_swap_decided(draft=first, verdict=verdict, evidence=evidence(first))
+    receipt = SwapReceipt(version=1, checksum="sum1", load_ms=20.0, stall_ms=1.5)
+    run.hook.aurora_draft_swapped(draft=first, previous=None, receipt=receipt)
+    client, stored = run.closed()
+    assert history(client, stored, "swap/stall_ms") == [(1, 1.5)]
+    assert stored.data.metrics["swap/count"] == 1
+    assert history(client, stored, "verdict/gain") == [(1, -0.1), (1, 0.2)]
+    assert stored.data.tags["last_verdict"] == "promote: better"
+    kept = [file.path for file in client.list_artifacts(stored.info.run_id, "verdicts")]
+    assert kept == ["verdicts/00001-v000001-hold.json", "verdicts/00002-v000001-promote.json"]
+    champion = client.get_model_version_by_alias("aurora-drafter", "champion")
+    assert champion.tags["verdict_reason"] == "better"
+
+
+def test_report_is_attached_and_its_figures_are_metrics(run, tmp_path):
+    (tmp_path / "report.json").write_text(json.dumps({"a": 1}))
+    (tmp_path / "report.html").write_text("<html>")
+    report = {"requests": {"total": 4}, "otps.speedup": 1.8, "seed": None, "versions": {"x": "1"}}
+    run.hook.aurora_run_finished(report=report, error=None)
+    client, stored = run.closed()
+    assert stored.data.metrics == {"report/requests.total": 4.0, "report/otps.speedup": 1.8}
+    attached = {file.path for file in client.list_artifacts(stored.info.run_id)}
+    assert attached == {"report.json", "report.html"}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError("x"), "FAILED"), (KeyboardInterrupt(), "KILLED")]
+)
+def test_end_of_the_run_is_its_status(run, error, status):
+    run.hook.aurora_run_finished(report=None, error=error)
+    _, stored = run.closed()
+    assert stored.info.status == status
+
+
+def test_flatten_joins_keys_with_dots():
+    assert flatten({"a": {"b": 1, "c": [1, 2]}, "d": None}) == {"a.b": 1, "a.c": [1, 2], "d": None}
