@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from rich.console import Console as RichConsole
@@ -23,6 +23,7 @@ from rich.table import Table
 
 from aurora_core import hookimpl
 from aurora_core.console_text import (
+    count,
     describe_learner,
     describe_requests,
     sparkline,
@@ -72,6 +73,7 @@ class RunConsole:
         self._last_lines: dict[str, float] = {}
         self._wanted_requests: int | None = None
         self._num_requests = self._num_swaps = 0
+        self._count_requests: Callable[[], int] = lambda: self._num_requests
         self._recent: deque[RequestStats] = deque(maxlen=50)
         self._recent_plain: deque[RequestStats] = deque(maxlen=50)
         self._series = RequestSeries(max_bins=256)
@@ -104,6 +106,7 @@ class RunConsole:
         live_version: int,
         newest: int,
         wanted_requests: int | None,
+        count_requests: Callable[[], int] | None = None,
     ) -> None:
         """Show what was resolved, before any work.
 
@@ -112,14 +115,22 @@ class RunConsole:
             live_version: version that serves at start, `NO_DRAFTER` for none.
             newest: newest version that exists, 0 without any.
             wanted_requests: the run ends after so many, None for no such limit.
+            count_requests: counts those that `wanted_requests` is about, which leaves comparisons
+                out; None counts all that finish.
         """
         self._live_version, self._newest_version = live_version, newest
         self._wanted_requests = wanted_requests
+        self._count_requests = count_requests or (lambda: self._num_requests)
         self._print_pairs("aurora run", facts)
 
     def note(self, text: str) -> None:
         """Say one thing that happened."""
         self._line(text)
+
+    def fail(self, text: str) -> None:
+        """Say on standard error, in one sentence, why a run that had begun ended badly."""
+        self.close()
+        print(f"aurora: {text}", file=sys.stderr)
 
     def phase(self, text: str) -> None:
         """Say what the run is doing now."""
@@ -180,8 +191,8 @@ class RunConsole:
     def aurora_draft_published(self, draft: DraftVersion) -> None:
         self._newest_version = max(self._newest_version, draft.version)
         self._line(
-            f"published version {draft.version} (step {draft.global_step}, "
-            f"{draft.num_tokens_trained} tokens trained)"
+            f"published version {draft.version} (step {draft.global_step:,}, "
+            f"{draft.num_tokens_trained:,} tokens trained)"
         )
 
     @hookimpl
@@ -216,10 +227,10 @@ class RunConsole:
         trend = [window.acceptance_length for _, window in self._series.windows(32)]
         drawn = sparkline([value for value in trend if value is not None], self._encoding)
         length = acceptance_length_of(self._recent)
-        grid.add_row("requests", escape(self._requests_text()))
+        grid.add_row("served", escape(self._requests_text()))
         grid.add_row("acceptance length", f"[bold cyan]{length:.2f}[/]  [cyan]{drawn}[/]")
         grid.add_row("learner", escape(self._learner_text()))
-        live = f"{version_name(self._live_version)}, {self._num_swaps} swaps"
+        live = f"{version_name(self._live_version)}, swapped {count(self._num_swaps, 'time')}"
         grid.add_row("live", f"[bold]{live}[/]")
         grid.add_row("last verdict", escape(self._verdict or "none yet"))
         elapsed = int(time.monotonic() - self._started)
@@ -232,7 +243,7 @@ class RunConsole:
 
     def _requests_text(self) -> str:
         return describe_requests(
-            self._num_requests,
+            self._count_requests(),
             self._wanted_requests,
             live_otps=mean_otps(self._recent),
             plain_otps=mean_otps(self._recent_plain),
@@ -245,6 +256,7 @@ class RunConsole:
             self._learner_state,
             self._learner_step,
             loss=self._learner_metrics.get("train/loss"),
+            staleness=self._learner_metrics.get("train/staleness"),
             behind=max(0, self._newest_version - max(self._live_version, 0)),
         )
 

@@ -45,7 +45,7 @@ def describe_requests(
         length: recent acceptance length, left out if None.
         live_version: version that serves, left out if None.
     """
-    parts = [f"{num_requests}" + (f" of {wanted}" if wanted else "") + " requests"]
+    parts = [f"{num_requests} of {wanted} requests" if wanted else count(num_requests, "request")]
     if length is not None:
         parts.append(f"acceptance length {length:.2f}")
     speed = f"{live_otps:.1f} tokens/s"
@@ -57,13 +57,30 @@ def describe_requests(
     return ", ".join(parts)
 
 
-def describe_learner(state: str, step: int, *, loss: float | None, behind: int) -> str:
-    """Return one line on the learner: state, step, loss, versions the live one is behind."""
-    parts = [state.replace("_", " "), f"step {step}"]
+def describe_learner(
+    state: str, step: int, *, loss: float | None, staleness: float | None, behind: int
+) -> str:
+    """Return one line on the learner.
+
+    Args:
+        state: what it is doing.
+        step: optimizer steps.
+        loss: latest, left out if None.
+        staleness: versions between the newest one and the traces it learns from, likewise.
+        behind: versions between the newest one and the live one.
+    """
+    parts = [state.replace("_", " "), f"step {step:,}"]
     if loss is not None:
         parts.append(f"loss {loss:.3f}")
-    parts.append(f"live is {behind} version{'' if behind == 1 else 's'} behind")
+    if staleness is not None:
+        parts.append(f"staleness {staleness:.1f}")
+    parts.append(f"live is {count(behind, 'version')} behind")
     return ", ".join(parts)
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -80,25 +97,25 @@ def summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     compared = f"{lossless['checked']} answers compared, {lossless['mismatches']} differ"
     if lossless["near_ties"]:
         compared += f", {lossless['near_ties']} part at a near-tie"
+    lengths, stood_still = "not measured", "none"
+    if length["last"] is not None:
+        lengths = f"{_number(length['first'])} first, {_number(length['last'])} last"
+        lengths += f" ({length['last_measured_on']})"
+    if swaps["count"] or swaps["failed"]:
+        stood_still = f"{swaps['count']} done, {swaps['failed']} failed"
+    if swaps["count"]:
+        stood_still += f", decoding stood still for {_number(swaps['stall_ms_p99'])} ms (P99)"
     return [
-        ("ended", str(report["ended"])),
+        ("ended", report["ended"].replace("_", " ")),
         ("requests", f"{requests['total']} served, {requests['failed']} failed"),
-        (
-            "acceptance length",
-            f"{_number(length['first'])} first, {_number(length['last'])} last "
-            f"({length['last_measured_on']})",
-        ),
+        ("acceptance length", lengths),
         ("speed-up", speedup),
         ("lossless", compared if lossless["checked"] else "not checked"),
-        (
-            "swaps",
-            f"{swaps['count']} done, {swaps['failed']} failed, "
-            f"decoding stood still for {_number(swaps['stall_ms_p99'])} ms (P99)",
-        ),
+        ("swaps", stood_still),
         (
             "learner",
-            f"{learner['steps']} steps, {learner['tokens_trained']} tokens trained, "
-            f"{learner['restarts']} restarts",
+            f"{learner['steps']:,} steps, {learner['tokens_trained']:,} tokens trained, "
+            f"{count(learner['restarts'], 'restart')}",
         ),
         ("traces", f"{traces['kept']} kept, {traces['shed']} shed"),
         (
@@ -106,7 +123,7 @@ def summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"engine {memory['engine_mib']:.0f} MiB, learner {memory['learner_mib']:.0f} MiB",
         ),
         ("time", f"{report['wall_s']:.0f} s"),
-        ("run directory", str(report["run_dir"])),
+        ("run directory", report["run_dir"]),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -35,4 +36,12 @@ def command(run_dir: Path, *, port: int) -> list[str]:
         *("--backend-store-uri", f"sqlite:///{store}"),
         *("--default-artifact-root", str(store.with_name("mlartifacts"))),
         *("--host", "127.0.0.1", "--port", str(port)),
+        # With several workers, a supervisor ends those that are slow to import on a busy machine.
+        *("--workers", "1"),
     ]
+
+
+def environment() -> dict[str, str]:
+    """Return the variables to start it with."""
+    # Its job runners are seven more processes, and outlive it.
+    return {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}

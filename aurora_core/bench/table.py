@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from aurora_core.bench.figures import BatchFigures, ConfigFigures
@@ -13,22 +14,25 @@ from aurora_core.traffic.replay import number
 
 def render_report(report: BenchReport) -> Iterator[Table | str]:
     """Yield the table of a benchmark, and after it what a reader has to know about it."""
-    table = Table(title=f"{report.model} at {report.url}", title_justify="left")
+    # Fits into 80 columns.
+    table = Table(
+        title=f"{report.model} at {report.url}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
     table.add_column("BS", justify="right")
     table.add_column("config")
-    for heading in ("OTPS mean", "P50", "P05", "P95", "speed-up", "acceptance length"):
-        table.add_column(heading, justify="right")
-    for heading in ("TTFT P50 ms", "P95", "tokens/s in all"):
-        table.add_column(heading, justify="right")
+    for heading in ("OTPS\nmean", "\nP50", "\nP05", "\nP95", "\nspeed-up", "acceptance\nlength"):
+        table.add_column(heading, justify="right", min_width=5)
+    for heading in ("TTFT ms\nP50", "\nP95"):
+        table.add_column(heading, justify="right", min_width=5)
     for figures in report.batches:
         _add_row(table, figures, "none", figures.none)
         _add_row(table, figures, "speculative", figures.speculative)
-        table.add_section()
     yield table
-    yield (
-        "speed-up: ratio of the median runs; in parentheses the 5th to 95th percentile of the "
-        "single pairs"
-    )
+    for figures in report.batches:
+        yield _speed(figures)
     yield from _remarks(report)
 
 
@@ -36,8 +40,7 @@ def _add_row(table: Table, figures: BatchFigures, name: str, config: ConfigFigur
     speedup, length = "", ""
     if config is figures.speculative:
         length = number(config.acceptance_length, 2)
-        if (found := figures.speedup) is not None:
-            speedup = f"{found.ratio:.2f}x ({found.low:.2f}-{found.high:.2f})"
+        speedup = f"{figures.speedup.ratio:.2f}x" if figures.speedup else "-"
     otps = config.otps
     table.add_row(
         str(figures.batch_size),
@@ -50,8 +53,18 @@ def _add_row(table: Table, figures: BatchFigures, name: str, config: ConfigFigur
         length,
         _milliseconds(config.ttft_s.p50),
         _milliseconds(config.ttft_s.p95),
-        number(config.throughput.p50),
     )
+
+
+def _speed(figures: BatchFigures) -> str:
+    line = f"batch size {figures.batch_size}: "
+    if (speedup := figures.speedup) is not None:
+        line += (
+            f"speed-up {speedup.ratio:.2f}x, P05 to P95 of {figures.num_pairs} pairs of runs "
+            f"{speedup.low:.2f} to {speedup.high:.2f}; "
+        )
+    none, speculative = figures.none.throughput.p50, figures.speculative.throughput.p50
+    return f"{line}all requests together {number(none)} -> {number(speculative)} tokens/s"
 
 
 def _remarks(report: BenchReport) -> Iterator[str]:

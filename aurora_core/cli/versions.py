@@ -94,9 +94,9 @@ def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = 5000,
 ) -> None:
     """Show the metrics and versions of a run in MLflow's web interface, until Ctrl-C."""
-    from aurora_core.mlflow_ui import command
+    from aurora_core.mlflow_ui import command, environment
 
     arguments = command(run_dir, port=port)
     print(f"http://127.0.0.1:{port} shows {run_dir}; Ctrl-C ends", flush=True)
     # Replaces this process: Ctrl-C and termination reach the server directly.
-    os.execv(arguments[0], arguments)
+    os.execve(arguments[0], arguments, environment())

@@ -56,7 +56,6 @@ from aurora_core.errors import BackendError
 from aurora_core.records import RequestStats
 from aurora_core.report.history import History
 from aurora_core.target.progress import progress_bar
-from aurora_core.versions import RunState
 
 if TYPE_CHECKING:
     from aurora_core.config import RunConfig
@@ -181,6 +180,8 @@ class Run:
             plugins.notify("aurora_run_finished", report=report, error=outcome.hook_error)
             if report is not None:
                 self.console.summary(report)
+            if isinstance(outcome.error, EngineDied):
+                self.console.fail(f"the engine is gone: {outcome.error}")
             if self.tracking is not None:
                 await anyio.to_thread.run_sync(self.tracking.close)
         return outcome.exit_code()
@@ -281,14 +282,10 @@ class Run:
 
     async def _on_change(self) -> None:
         """Remember which versions are in use, and tell the learner."""
-        live, previous, challenger = (
-            None if draft is None else draft.version
-            for draft in (self.swapping.live, self.swapping.previous, self.swapping.challenger)
-        )
-        state = RunState(champion=live, previous=previous, challenger=challenger)
+        state = self.swapping.state
         await anyio.to_thread.run_sync(self.directory.remember, state)
         if self.learner is not None:
-            await self.learner.tell_live(live)
+            await self.learner.tell_live(state.champion)
 
     def _announce(self) -> None:
         """Say and write what was resolved, before any work."""
@@ -299,4 +296,5 @@ class Run:
             live_version=build.number_of(self.lineage.live),
             newest=self.lineage.newest_version,
             wanted_requests=self._wanted_requests,
+            count_requests=self.traffic.count if self.traffic else None,
         )

@@ -24,6 +24,7 @@ from aurora_core.controller.run_directory import append_line
 from aurora_core.errors import BackendError, CheckpointError
 from aurora_core.interfaces import Backend, SwapPolicy
 from aurora_core.records import DraftVersion, Evidence, Verdict
+from aurora_core.versions import RunState
 from aurora_core.wire import from_dict, to_dict
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,15 @@ class Swapping:
         self._review_s, self._clock = review_s, clock
         self._last_action: tuple[int, str] | None = None
         self._published = anyio.Event()
+
+    @property
+    def state(self) -> RunState:
+        """Which versions are in use now."""
+        champion, previous, challenger = (
+            None if draft is None else draft.version
+            for draft in (self.live, self.previous, self.challenger)
+        )
+        return RunState(champion=champion, previous=previous, challenger=challenger)
 
     def publish(self, draft: DraftVersion) -> None:
         """Announce a version and have it judged; it takes the place of one that still waits."""

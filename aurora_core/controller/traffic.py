@@ -81,6 +81,10 @@ class OwnTraffic:
             note=note,
         )
 
+    def count(self) -> int:
+        """Return how many requests were answered or failed."""
+        return self.num_requests
+
     @property
     def lossless(self) -> LosslessReport | None:
         """What the comparisons found; None when none was asked for."""

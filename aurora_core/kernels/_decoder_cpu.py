@@ -47,7 +47,7 @@ def _normalise_heads(qkv, weight, first, count, epsilon, num_rows, width, depth)
 _SIGNATURE = (
     "void(uint64, uint64[:, ::1], uint64[:, ::1], uint64[:, ::1], int64[::1], int64[::1],"
     " int64[::1], int64[::1], uint64, uint64, int64[::1], float32[:, ::1], int64, int64, int64,"
-    " int64, int64, float32, boolean, int64)"
+    " int64, int64, float32, boolean, int64, uint64)"
 )
 
 
@@ -61,15 +61,15 @@ def _product(weight, x, y, m, n, depth, bfloat16, threads):  # type: ignore[no-u
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
-    query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y, threads
+    query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y, scratch, threads
 ):
     if threads == 1:
         attend_serial(
-            query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y
+            query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y, scratch
         )
     else:
         attend_parallel(
-            query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y
+            query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y, scratch
         )
 
 
@@ -77,24 +77,19 @@ def _attend(  # type: ignore[no-untyped-def]
 def stack(  # type: ignore[no-untyped-def]
     hidden, weights, keys, values, position, owner, slot, length, cosine, sine, capture,
     captured, hidden_size, intermediate_size, num_heads, num_kv_heads, depth, epsilon,
-    bfloat16, threads,
+    bfloat16, threads, scratch,
 ):  # fmt: skip
     m = position.size
     width = (num_heads + 2 * num_kv_heads) * depth
     inner = num_heads * depth
     scale = float32(1.0 / np.sqrt(depth))
-    normed_rows = np.empty((m, hidden_size), np.float32)
-    qkv_rows = np.empty((m, width), np.float32)
-    query_rows = np.empty((m, inner), np.float32)
-    mixed_rows = np.empty((m, inner), np.float32)
-    gate_up_rows = np.empty((m, 2 * intermediate_size), np.float32)
-    gated_rows = np.empty((m, intermediate_size), np.float32)
-    normed = uint64(normed_rows.ctypes.data)
-    qkv = uint64(qkv_rows.ctypes.data)
-    query = uint64(query_rows.ctypes.data)
-    mixed = uint64(mixed_rows.ctypes.data)
-    gate_up = uint64(gate_up_rows.ctypes.data)
-    gated = uint64(gated_rows.ctypes.data)
+    normed = scratch
+    qkv = normed + uint64(m * hidden_size * 4)
+    query = qkv + uint64(m * width * 4)
+    mixed = query + uint64(m * inner * 4)
+    gate_up = mixed + uint64(m * inner * 4)
+    gated = gate_up + uint64(m * 2 * intermediate_size * 4)
+    scores = gated + uint64(m * intermediate_size * 4)
     stream = carray(pointer(hidden), (m, hidden_size), float32)
     num_layers = weights.shape[0]
     for layer in range(num_layers + 1):
@@ -119,7 +114,7 @@ def stack(  # type: ignore[no-untyped-def]
         )  # fmt: skip
         _attend(
             query, keys[layer], values[layer], owner, length, num_heads, num_kv_heads, depth,
-            scale, mixed, threads,
+            scale, mixed, scores, threads,
         )  # fmt: skip
         _product(w[OUTPUT], mixed, normed, m, hidden_size, inner, bfloat16, threads)
         _add(hidden, normed, m * hidden_size)

@@ -14,6 +14,7 @@ from numba.extending import intrinsic
 
 from aurora_core.kernels.microkernel import NUM_LANES, dots
 from aurora_core.kernels.vector_ir import (
+    sum_of_squares,
     vector_exp_sum,
     vector_max,
     vector_silu_multiply,
@@ -35,13 +36,12 @@ def pointer(context: Any, address: Any) -> Any:
 @njit("void(uint64, uint64, float32, uint64, int64, int64)", nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def rms_norm(x, weight, epsilon, y, num_rows, depth):  # type: ignore[no-untyped-def]
     factors = carray(pointer(weight), (depth,), float32)
-    total = np.empty(1, np.float32)
     for r in range(num_rows):
         xa = x + uint64(r * depth * 4)
         row = carray(pointer(xa), (depth,), float32)
         out = carray(pointer(y + uint64(r * depth * 4)), (depth,), float32)
-        dots(xa, xa, uint64(total.ctypes.data), 0, 1, depth, depth)
-        scale = float32(1.0) / np.sqrt(total[0] / float32(depth) + epsilon)
+        square = sum_of_squares(xa, depth)
+        scale = float32(1.0) / np.sqrt(square / float32(depth) + epsilon)
         for d in range(depth):
             out[d] = row[d] * scale * factors[d]
 
@@ -132,33 +132,36 @@ def _attend_item(  # type: ignore[no-untyped-def]
 
 _ATTEND = (
     "void(uint64, uint64[::1], uint64[::1], int64[::1], int64[::1], int64, int64, int64, float32,"
-    " uint64)"
+    " uint64, uint64)"
 )
+
+# Scratch memory is the caller's: numba frees an array of its own after the last use of the array
+# itself, however long an address taken from it is used.
 
 
 @njit(_ATTEND, nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def attend_serial(  # type: ignore[no-untyped-def]
-    query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y
+    query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y, scratch
 ):
-    scores = np.empty(length.max() + NUM_LANES, dtype=np.float32)
+    """`scratch` holds the longest length and `NUM_LANES` more float32 values."""
     for r in range(owner.size):
         for h in range(num_heads):
             _attend_item(
                 r, h, query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale,
-                uint64(scores.ctypes.data), y,
+                scratch, y,
             )  # fmt: skip
 
 
 @njit(_ATTEND, nogil=True, cache=True, parallel=True)  # type: ignore[untyped-decorator]
 def attend_parallel(  # type: ignore[no-untyped-def]
-    query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y
+    query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y, scratch
 ):
+    """`scratch` holds as much for every row and head."""
     longest = length.max() + NUM_LANES
     for item in prange(owner.size * num_heads):
-        scores = np.empty(longest, dtype=np.float32)
         _attend_item(
             item // num_heads, item % num_heads, query, keys, values, owner, length, num_heads,
-            num_kv_heads, depth, scale, uint64(scores.ctypes.data), y,
+            num_kv_heads, depth, scale, scratch + uint64(item * longest * 4), y,
         )  # fmt: skip
 
 

@@ -101,7 +101,9 @@ def attend(
         query = query.contiguous()
         y = torch.empty((num_rows, num_heads * depth), dtype=torch.float32)
         if num_rows:
-            many = dispatch.num_threads() > 1 and num_rows >= dispatch.num_threads()
+            many = dispatch.num_threads() > 1
+            items = num_rows * num_heads if many else 1
+            scratch = torch.empty(items * attention_scratch(int(length.max())))
             run = _elementwise_cpu.attend_parallel if many else _elementwise_cpu.attend_serial
             run(
                 query.data_ptr(),
@@ -114,6 +116,7 @@ def attend(
                 depth,
                 scale,
                 y.data_ptr(),
+                scratch.data_ptr(),
             )
         return y
     y = torch.empty((num_rows, num_heads * depth), dtype=query.dtype, device=query.device)
@@ -131,6 +134,11 @@ def attend(
         )
         y[mine] = attended[0].transpose(0, 1).reshape(-1, num_heads * depth)
     return y
+
+
+def attention_scratch(longest: int) -> int:
+    """Return the float32 values that the scores of one row and head need, padding included."""
+    return longest + dispatch.NUM_LANES
 
 
 def addresses(tensors: Sequence[Tensor]) -> np.ndarray:

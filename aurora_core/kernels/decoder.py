@@ -11,7 +11,12 @@ from torch import Tensor
 
 from aurora_core.kernels import dispatch
 from aurora_core.kernels.activations import silu_multiply
-from aurora_core.kernels.attention import addresses, attend, rotate_and_store
+from aurora_core.kernels.attention import (
+    addresses,
+    attend,
+    attention_scratch,
+    rotate_and_store,
+)
 from aurora_core.kernels.linear import linear
 from aurora_core.kernels.normalization import rms_norm
 
@@ -164,6 +169,17 @@ class Decoder:
             return
         from aurora_core.kernels import _decoder_cpu
 
+        num_rows = hidden.shape[0]
+        heads_width = (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+        per_row = (
+            shape.hidden_size
+            + heads_width
+            + shape.num_heads * shape.head_dim
+            + 3 * shape.intermediate_size
+        )
+        items = num_rows * shape.num_heads if threads > 1 else 1
+        longest = int(rows.length.max())
+        scratch = torch.empty(num_rows * per_row + items * attention_scratch(longest))
         _decoder_cpu.stack(
             hidden.data_ptr(),
             self._table,
@@ -185,6 +201,7 @@ class Decoder:
             shape.rms_norm_epsilon,
             self._bfloat16,
             threads,
+            scratch.data_ptr(),
         )
 
     def _run_layer(

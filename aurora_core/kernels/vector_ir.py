@@ -1,4 +1,4 @@
-"""Vector loops written in LLVM IR: maximum, exponential with sum, gated activation, weighted sum.
+"""Vector loops in LLVM IR: maximum, sums, exponential, gated activation, weighted sum.
 
 A compiler decides anew for each loop whether and how to vectorise it; here the order of operations
 is fixed, so that a row's result is the same in every kernel that contains it. Counts are multiples
@@ -99,6 +99,23 @@ def _exponential(builder: Any, x: Any) -> Any:
 
 def _floats(builder: Any, address: Any) -> Any:
     return builder.inttoptr(address, _F32.as_pointer())
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def sum_of_squares(context: Any, x: Any, count: Any) -> Any:
+    """(address, count) -> float32: the sum of the squares of `count` float32 values."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        base = _floats(builder, arguments[0])
+
+        def body(index: Any, carried: list[Any]) -> list[Any]:
+            value = _load(builder, base, index)
+            return [_fma(builder, value, value, carried[0])]
+
+        (total,) = _loop(builder, arguments[1], NUM_LANES, [_splat(0.0)], body)
+        return horizontal_sum(builder, total)
+
+    return types.float32(types.uint64, types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -117,8 +117,3 @@ def compare(
         candidate_accepted=tuple(candidate[i].accepted for i in ids),
         live_accepted=() if live is None else tuple(live[i].accepted for i in ids),
     )
-
-
-def acceptance_length(num_anchors: Sequence[int], accepted: Sequence[Sequence[int]]) -> float:
-    """Return 1 + the mean number of drafts accepted per anchor; 1 without anchors."""
-    return 1.0 + sum(map(sum, accepted)) / max(1, sum(num_anchors))

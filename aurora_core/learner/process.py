@@ -184,6 +184,7 @@ def _trainer(
             reader,
             weights,
             plan.learner,
+            folder=checkpoints.folder,
             replay=HoldoutReplay(
                 speculator,
                 num_speculative_tokens=plan.num_speculative_tokens,

@@ -81,7 +81,11 @@ class ReportProgress(lightning.Callback):
         learned = [outcome for outcome in self._outcomes if outcome.skipped is None]
         num_tokens = sum(outcome.num_tokens for outcome in learned)
         matrices, others = trainer.optimizers[0].param_groups
-        metrics = {
+        metrics: dict[str, float] = {}
+        for name in sorted({name for outcome in learned for name in outcome.metrics}):
+            values = [float(o.metrics[name]) for o in learned if name in o.metrics]
+            metrics[f"train/{name}"] = sum(values) / len(values)
+        metrics |= {
             "train/num_tokens": float(self.module.num_tokens_trained),
             "train/tokens_per_s": num_tokens / max(time.monotonic() - self._reported_at, 1e-9),
             "train/matrix_learning_rate": float(matrices["lr"]),
@@ -93,9 +97,6 @@ class ReportProgress(lightning.Callback):
         if learned:
             metrics["train/loss"] = sum(o.loss * o.num_tokens for o in learned) / max(1, num_tokens)
             metrics["train/gradient_norm"] = sum(o.gradient_norm for o in learned) / len(learned)
-        for name in sorted({name for outcome in learned for name in outcome.metrics}):
-            values = [float(o.metrics[name]) for o in learned if name in o.metrics]
-            metrics[f"train/{name}"] = sum(values) / len(values)
         newest, drafted = self.module.newest_version, self.stream.draft_version
         if newest is not None and drafted is not None:
             metrics["train/staleness"] = newest - drafted

@@ -1,9 +1,10 @@
-"""Publishing versions: score on held-out traces, write, say so."""
+"""Publishing versions: export, read back, score on held-out traces, stage, say so."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import lightning
 
+from aurora_core.acceptance import holdout_acceptance_length
 from aurora_core.errors import CheckpointError
-from aurora_core.learner.holdout import HoldoutReplay, Score, acceptance_length, compare
+from aurora_core.learner.holdout import HoldoutReplay, Score, compare
 from aurora_core.learner.protocol import Published
 from aurora_core.records import DraftVersion, Holdout, Trace
 
@@ -33,14 +35,17 @@ log = logging.getLogger(__name__)
 class PublishDraft(lightning.Callback):
     """Publishes the first version after a few steps, later ones by time or steps.
 
-    Rank 0 alone has one. Training stands still while a version is scored and written.
+    Rank 0 alone has one. Training stands still while a version is scored and written. What is
+    scored is what will be served: the export, read back as strictly as the engine will, with
+    whatever rounding the format has. An export that cannot be read back ends the learner.
 
     Args:
         module: holds the drafter.
         store: where versions go, and where the live one is read from.
         reader: gives held-out traces.
-        weights: of the target, for loading the live version.
+        weights: of the target, for loading.
         options: when, and on how many traces.
+        folder: for the export before it is staged.
         replay: scores drafters.
         progress: numbers to publish with.
         control: knows the live version.
@@ -55,6 +60,7 @@ class PublishDraft(lightning.Callback):
         weights: TargetWeights,
         options: LearnerSection,
         *,
+        folder: Path,
         replay: HoldoutReplay,
         progress: ReportProgress,
         control: Control,
@@ -63,6 +69,7 @@ class PublishDraft(lightning.Callback):
         self.module, self.store, self.reader, self.weights = module, store, reader, weights
         self.options, self.replay, self.progress = options, replay, progress
         self.control, self.events = control, events
+        self._export = folder / "export.partial"
         self._trainer: lightning.Trainer | None = None
         self._is_first = True
         self._published_step = 0
@@ -101,28 +108,32 @@ class PublishDraft(lightning.Callback):
     def _publish(self, trainer: lightning.Trainer) -> None:
         module = self.module
         self._published_step, self._is_first = trainer.global_step, False
-        averaged = module.average.applied_to(module.drafter) if module.average else None
-        with averaged or contextlib.nullcontext():
-            try:
-                draft, scores = self._score_and_stage(trainer)
-            except OSError as error:
-                log.warning("no version was published, training goes on: %s", error)
-                draft = None
-        self._published_at = time.monotonic()
-        if draft is None:
-            return
-        self.replay.remember(draft.version, scores)
-        module.newest_version, module.has_published = draft.version, True
-        self.events.write(Published(version=draft))
+        try:
+            draft, scores = self._score_and_stage(trainer)
+        except OSError as error:
+            log.warning("no version was published, training goes on: %s", error)
+        else:
+            self.replay.remember(draft.version, scores)
+            module.newest_version, module.has_published = draft.version, True
+            self.events.write(Published(version=draft))
+        finally:
+            self._published_at = time.monotonic()
+            shutil.rmtree(self._export, ignore_errors=True)
 
     def _score_and_stage(self, trainer: lightning.Trainer) -> tuple[DraftVersion, dict[str, Score]]:
-        module, speculator, drafter = self.module, self.module.speculator, self.module.drafter
+        module, speculator = self.module, self.module.speculator
+        shutil.rmtree(self._export, ignore_errors=True)
+        self._export.mkdir()
+        average = module.average
+        with average.applied_to(module.drafter) if average else contextlib.nullcontext():
+            speculator.save(module.drafter, self._export)
+        candidate = speculator.load(self._export, self.weights).to(module.device)
         traces = self.reader.holdout(self.options.holdout_traces)
-        scores = self.replay.score(drafter, traces)
+        scores = self.replay.score(candidate, traces)
         holdout = self._compare(scores, traces)
         draft = self.store.stage(
             self.store.next_version(),
-            lambda path: speculator.save(drafter, path),
+            self._move_export,
             parent=module.newest_version,
             speculator=module.lineage["speculator"],
             target_fingerprint=module.lineage["target_fingerprint"],
@@ -132,6 +143,10 @@ class PublishDraft(lightning.Callback):
             holdout=holdout,
         )
         return draft, scores
+
+    def _move_export(self, path: Path) -> None:
+        for file in self._export.iterdir():
+            file.rename(path / file.name)
 
     def _compare(self, scores: Mapping[str, Score], traces: list[Trace]) -> Holdout | None:
         live_version = self.control.live_version
@@ -158,9 +173,10 @@ def _holdout_metrics(holdout: Holdout | None) -> dict[str, float]:
     anchors = holdout.num_anchors
     metrics = {
         "holdout/num_traces": float(len(anchors)),
-        "holdout/acceptance_length": acceptance_length(anchors, holdout.candidate_accepted),
+        "holdout/acceptance_length": holdout_acceptance_length(anchors, holdout.candidate_accepted),
     }
     if holdout.live_version is not None:
-        live = acceptance_length(anchors, holdout.live_accepted)
-        metrics["holdout/live_acceptance_length"] = live
+        metrics["holdout/live_acceptance_length"] = holdout_acceptance_length(
+            anchors, holdout.live_accepted
+        )
     return metrics

@@ -14,7 +14,8 @@ Figures that were not measured are null, never zero.
                               final measurement included
     lossless                  answers of the run's traffic and of the final measurement, compared
                               with the same request without speculation
-    learner                   steps and tokens of the lineage, earlier runs on the directory included
+    learner                   steps and tokens of the lineage, earlier runs on the same directory
+                              included
     traces, memory            as the engine reported; memory is the peak of samples once a second
 """
 

@@ -51,6 +51,9 @@ class History:
     def __init__(self, live_version: int = NO_DRAFTER, newest_version: int = 0) -> None:
         self.requests = RequestSeries()
         self.loss = ScalarSeries()
+        """Optimizer steps -> training loss."""
+        self.trained_staleness = ScalarSeries()
+        """Finished requests -> staleness of the traces that are learned from."""
         self.swaps: deque[SwapEvent] = deque(maxlen=_KEPT_EVENTS)
         self.verdicts: deque[JudgedVersion] = deque(maxlen=_KEPT_EVENTS)
         self.published: deque[DraftVersion] = deque(maxlen=_KEPT_EVENTS)
@@ -84,6 +87,9 @@ class History:
         loss = metrics.get("train/loss")
         if loss is not None and math.isfinite(loss):
             self.loss.add(step, loss)
+        staleness = metrics.get("train/staleness")
+        if staleness is not None and math.isfinite(staleness):
+            self.trained_staleness.add(self.num_requests, staleness)
 
     @hookimpl
     def aurora_draft_published(self, draft: DraftVersion) -> None:

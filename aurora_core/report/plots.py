@@ -71,7 +71,7 @@ def draw_plots(history: History) -> dict[str, str]:
             axes, history
         ),
         "Training loss": lambda axes: _loss(axes, history),
-        "Staleness: versions published since the one that served": lambda axes: _staleness(
+        "Staleness: versions published since the one in use": lambda axes: _staleness(
             axes, history
         ),
     }
@@ -125,7 +125,7 @@ def _acceptance(axes: Axes, history: History) -> bool:
     if not points:
         return False
     _line(axes, points, FIRST)
-    axes.set_xlabel("requests")
+    axes.set_xlabel("finished requests")
     top = max(value for _, value in points)
     axes.set_ylim(min(1.0, *(value for _, value in points)) - 0.03, max(1.5, top * 1.12))
     _mark_swaps(axes, history.swaps)
@@ -141,7 +141,7 @@ def _speed(axes: Axes, history: History) -> bool:
     if plain:
         _line(axes, plain, SECOND, label="without speculation")
     _line(axes, live, FIRST, label="live")
-    axes.set_xlabel("requests")
+    axes.set_xlabel("finished requests")
     axes.set_ylim(0, max(value for _, value in live + plain) * 1.18)
     axes.legend(loc="lower right", ncols=2, labelcolor=INK)
     _mark_swaps(axes, history.swaps)
@@ -184,14 +184,19 @@ def _loss(axes: Axes, history: History) -> bool:
 
 def _staleness(axes: Axes, history: History) -> bool:
     windows = history.requests.windows(_NUM_WINDOWS)
-    points = [(x, window.staleness) for x, window in windows if window.staleness is not None]
-    if not points:
+    served = [(x, window.staleness) for x, window in windows if window.staleness is not None]
+    if not served:
         return False
-    _line(axes, points, FIRST)
-    axes.set_xlabel("requests")
-    axes.set_ylim(-0.05, max(1.2, max(value for _, value in points) * 1.15))
+    trained = history.trained_staleness.points
+    if trained:
+        _line(axes, _smooth(trained), SECOND, label="traces that are learned from")
+    _line(axes, served, FIRST, label="requests that are served")
+    axes.set_xlabel("finished requests")
+    top = max(value for _, value in [*served, *trained])
+    axes.set_ylim(-0.05, max(1.5, top * 1.3))
     axes.yaxis.set_major_locator(_whole_numbers())
-    _mark_swaps(axes, history.swaps)
+    axes.legend(loc="upper left", ncols=2, labelcolor=INK)
+    _mark_swaps(axes, history.swaps, named=False)
     return True
 
 
@@ -200,11 +205,11 @@ def _line(axes: Axes, points: Sequence[tuple[float, float]], color: str, **kw: A
     axes.plot(*_columns(points), color=color, **style, **kw)
 
 
-def _mark_swaps(axes: Axes, swaps: Sequence[SwapEvent]) -> None:
+def _mark_swaps(axes: Axes, swaps: Sequence[SwapEvent], *, named: bool = True) -> None:
     every = -(-len(swaps) // _MAX_LABELS) or 1
     for index, swap in enumerate(swaps):
         axes.axvline(swap.num_requests, color=MUTED, lw=0.9, ls=(0, (2, 3)), zorder=0)
-        if index % every == 0:
+        if named and index % every == 0:
             name = "off" if swap.version == NO_DRAFTER else f"v{swap.version}"
             axes.annotate(
                 name,

@@ -49,7 +49,15 @@ class FakeBackendOptions(Options):
     acceptance_per_version: float = Field(
         0.25, ge=0, description="Acceptance rate that one version number adds, up to 0.95."
     )
+    wait_for_swaps: dict[int, int] = Field(
+        {},
+        description="Requests -> attempted swaps before which no further one is answered; "
+        "makes a run the same however fast its learner is.",
+    )
     fail_swaps_to: tuple[int, ...] = Field((), description="Versions the engine refuses to load.")
+    fail_swap_attempts: tuple[int, ...] = Field(
+        (), description="Swaps that fail, counted from 1, whatever the version."
+    )
     lossy_versions: tuple[int, ...] = Field((), description="Versions that change the output.")
     die_after_requests: int | None = Field(None, gt=0, description="Requests before it dies.")
 
@@ -64,6 +72,7 @@ class FakeBackend(Backend):
         super().__init__(options)
         self.started_with: ServePlan | None = None
         self.receipts: list[SwapReceipt] = []
+        self.num_swap_attempts = 0
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._plan: ServePlan | None = None
@@ -118,6 +127,9 @@ class FakeBackend(Backend):
 
     async def swap(self, version: DraftVersion | None) -> SwapReceipt:
         self._check_alive()
+        self.num_swap_attempts += 1
+        if self.num_swap_attempts in self.options.fail_swap_attempts:
+            raise BackendError(f"the engine refused swap {self.num_swap_attempts}, as configured")
         if version is not None:
             if version.version in self.options.fail_swaps_to:
                 raise BackendError(f"the engine refused version {version.version}, as configured")
@@ -180,6 +192,8 @@ class FakeBackend(Backend):
     async def answer(self, body: dict[str, Any], prompt: str) -> Answer:
         """Simulate one request."""
         assert self._plan is not None
+        while self._waits_for_swap():
+            await asyncio.sleep(0.005)
         extension = body.get("aurora") or {}
         drafter = extension.get("drafter", "live")
         version = {"live": self.live_version, "none": NO_DRAFTER}.get(drafter, drafter)
@@ -223,6 +237,11 @@ class FakeBackend(Backend):
         if self.options.die_after_requests == len(self._requests):
             asyncio.get_running_loop().call_later(0.05, self.die)
         return Answer(token_ids=token_ids, created=int(arrived), stats=stats)
+
+    def _waits_for_swap(self) -> bool:
+        num_requests = len(self._requests) + self._running
+        wanted = [s for count, s in self.options.wait_for_swaps.items() if num_requests >= count]
+        return self.num_swap_attempts < max(wanted, default=0)
 
     def _simulate_steps(self, prompt: str, version: int, num_tokens: int) -> tuple[list[int], int]:
         assert self._plan is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -127,6 +128,7 @@ async def _chunks(
         if body.get("logprobs"):
             choice["logprobs"] = {"content": [_logprob(token_id)]}
         yield f"data: {json.dumps({**envelope, 'choices': [choice]})}\n\n"
+        await asyncio.sleep(0)  # a client that went away ends the stream here
     yield f"data: {json.dumps({**envelope, 'choices': [], **closing})}\n\n"
     yield "data: [DONE]\n\n"
 

@@ -206,7 +206,7 @@ def render_summary(summary: ReplaySummary) -> Table:
     """Return the table printed at the end of a replay, one row per domain and one for all."""
     table = Table(title=_title(summary), title_justify="left")
     table.add_column("domain")
-    for heading in ("requests", "failed", "OTPS mean", "P50", "P05", "P95", "acceptance length"):
+    for heading in ("requests", "failed", "OTPS\nmean", "P50", "P05", "P95", "acceptance\nlength"):
         table.add_column(heading, justify="right")
     rows = [
         (name, domain.requests, domain.failed, domain.otps, domain.acceptance_length)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,7 @@ from aurora_core.testing.toy_run import (
 from aurora_core.versions import VersionStore
 
 REPOSITORY = Path(__file__).parents[2]
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 NAN = float("nan")
 
 

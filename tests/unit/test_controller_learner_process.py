@@ -26,7 +26,8 @@ say("started", step=3, resumed=True)
 for command in commands():
     if command["command"] == "stop":
         break
-    say("progress", step=4, metrics={"told": -1 if command["version"] is None else command["version"]})
+    version = command["version"]
+    say("progress", step=4, metrics={"told": -1 if version is None else version})
 say("stopped", step=5)
 """
 
@@ -108,10 +109,8 @@ async def test_published_version_ends_a_row_of_crashes(tmp_path):
 
 
 async def test_learner_that_cannot_be_configured_ends_the_run_with_its_sentence(tmp_path):
-    harness = Harness(
-        tmp_path,
-        "print('a log line', file=sys.stderr); print('no such thing', file=sys.stderr); sys.exit(2)",
-    )
+    body = "print('a log line', file=sys.stderr); print('no such thing', file=sys.stderr)\nexit(2)"
+    harness = Harness(tmp_path, body)
     with pytest.raises(AuroraError, match=r"^no such thing$"):
         await harness.learner.run()
     assert not harness.of(Restarting)

@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 
 import anyio
+import numpy as np
 import psutil
 import pytest
 import yaml
+from safetensors.numpy import save_file
 
 from aurora_core import hookimpl
 from aurora_core.config import RunConfig
@@ -21,9 +23,11 @@ from aurora_core.controller import build
 from aurora_core.controller.run import Run, run
 from aurora_core.controller.run_directory import RunDirectory, read_lines
 from aurora_core.controller.serve_only import serve_only
+from aurora_core.controller.swapping import read_evidence
 from aurora_core.errors import AuroraError, BackendError, ConfigError
 from aurora_core.plugins import Plugins
 from aurora_core.policies import HoldoutGate, HoldoutOptions
+from aurora_core.target.architecture import parse_architecture
 from aurora_core.testing.fake_speculator import FakePlugin
 from aurora_core.traffic.endpoint import Endpoint, RequestSettings
 from aurora_core.traffic.prompts.prompt import Prompt
@@ -46,20 +50,41 @@ REPORT_KEYS = {
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    from aurora_core.testing.tiny_target import make_tiny_target
-
-    return make_tiny_target(tmp_path_factory.mktemp("target"))
+    """A target of which only the facts are right; nothing here loads its weights."""
+    directory = tmp_path_factory.mktemp("target")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 8,
+        "hidden_size": 4,
+        "intermediate_size": 4,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    shapes = parse_architecture(config, directory).tensor_shapes()
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    save_file(tensors, directory / "model.safetensors")
+    return directory
 
 
 @pytest.fixture
-def settings(target, tmp_path):
+def settings(target, tmp_path, monkeypatch):
     """A configuration as plain data, to be changed by a test."""
+    monkeypatch.setenv("AURORA_CACHE_DIR", str(tmp_path / "cache"))
     return {
         "target": str(target),
         "speculator": "fake",
-        "backend": {"name": "fake", "step_ms": 1.0},
-        "swap_policy": "gate",
-        "learner": {"publish_every_s": 0.05, "max_steps": 5},
+        # The traffic waits for three swaps, however slow this machine is.
+        "backend": {"name": "fake", "wait_for_swaps": {10: 1, 20: 2, 30: 3}},
+        "swap_policy": "always",
+        "learner": {"publish_every_s": 0.05},
         "traffic": {"domains": ["sql", "math"], "max_tokens": 24, "lossless_every": 4},
         "tracking": {"enabled": False},
         "run_dir": str(tmp_path / "run"),
@@ -116,52 +141,41 @@ def learners():
     return [child for child in children if FAKE_LEARNER in " ".join(child.cmdline())]
 
 
-def stop_after(version):
-    """Return an `on_swap` that interrupts the run, as Ctrl-C does, when a version is live."""
-
-    def interrupt(live):
-        if live == version:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return interrupt
-
-
 def test_run_serves_learns_swaps_measures_and_reports(settings, tmp_path, capsys):
     settings["final_bench"] = {"num_prompts": 4, "max_tokens": 24}
     watcher = Watcher()
-    code = execute(settings, watcher, requests=400, report_dir=tmp_path / "reports")
-    assert code == 0
+    assert execute(settings, watcher, requests=50, report_dir=tmp_path / "reports") == 0
     report = read_report(settings)
     for section, keys in REPORT_KEYS.items():
         assert keys <= report[section].keys(), section
     assert {"wall_s", "seed"} <= report.keys()
     assert report["ended"] == "finished"
-    assert report["requests"] | {"total": 400, "failed": 0} == report["requests"]
+    assert report["requests"] | {"total": 50, "failed": 0} == report["requests"]
     assert report["swaps"]["count"] == len(watcher.swaps) >= 3
-    assert report["lossless"]["checked"] >= 100 and report["lossless"]["mismatches"] == 0
-    assert report["acceptance_length"]["first"] == 1.0 < 2.0 < report["acceptance_length"]["last"]
+    assert report["lossless"]["checked"] >= 16 and report["lossless"]["mismatches"] == 0
+    assert len(report["lossless"]["by_version"]) >= 3  # before, between and after the swaps
+    assert 1.0 <= report["acceptance_length"]["first"] < report["acceptance_length"]["last"]
     assert report["acceptance_length"]["last_measured_on"] == "held-out prompts"
-    assert report["otps"]["speedup"] > 1.5
-    assert report["learner"]["steps"] == 50 and report["learner"]["tokens_trained"] == 5000
+    assert report["otps"]["speedup"] > 1.3
+    assert report["learner"]["steps"] >= 30 and report["learner"]["tokens_trained"] >= 3000
     assert watcher.hooks[0] == "started" and watcher.hooks[-1] == "finished"
     assert watcher.report == report and watcher.error is None
     for name in ("report.json", "report.html"):
         copied = (tmp_path / "reports" / name).read_text()
         assert copied == (Path(settings["run_dir"]) / name).read_text()
     output = capsys.readouterr().out
-    assert "400 served, 0 failed" in output and "\x1b" not in output
+    assert "50 served, 0 failed" in output and "\x1b" not in output
     assert not learners()
 
 
 def test_files_of_a_run_tell_what_happened(settings):
-    settings["learner"]["max_steps"] = 3
-    assert execute(settings, requests=60) == 0
+    assert execute(settings, requests=40) == 0
     directory = RunDirectory(Path(settings["run_dir"]))
     state = read_run_state(directory.state)
-    assert state.champion is not None
     assert directory.store.read(state.champion).version == state.champion
+    assert state.previous < state.champion
     requests = read_lines(directory.requests)
-    assert len(requests) == read_report(settings)["requests"]["engine_finished"] >= 60
+    assert len(requests) == read_report(settings)["requests"]["engine_finished"] >= 40
     assert {request["route"] for request in requests} >= {"sql", "math"}
     resolved = yaml.safe_load((directory.path / "resolved.yaml").read_text())
     assert resolved["config"]["seed"] == 0
@@ -170,70 +184,68 @@ def test_files_of_a_run_tell_what_happened(settings):
 
 
 def test_verdicts_of_a_run_can_be_replayed_through_the_policy(settings):
-    from aurora_core.controller.swapping import read_evidence
-
-    assert execute(settings, requests=150) == 0
+    settings["swap_policy"] = "gate"
+    settings["backend"]["wait_for_swaps"] = {5: 1}
+    assert execute(settings, requests=10) == 0
     lines = read_lines(Path(settings["run_dir"]) / "verdicts.jsonl")
     verdicts = [read_evidence(line) for line in lines if line["kind"] == "verdict"]
-    assert {verdict.action for _, verdict in verdicts} == {"hold", "promote"}
+    assert "promote" in {verdict.action for _, verdict in verdicts}
     policy = HoldoutGate(HoldoutOptions())
     assert all(policy.decide(evidence) == verdict for evidence, verdict in verdicts)
 
 
 def test_killed_learner_restarts_while_serving_goes_on(settings):
-    settings["learner"]["max_steps"] = 6
     killed = []
 
     def kill_once(version):
         if not killed:
             [learner] = learners()
-            killed.append(learner.pid)
+            killed.append(version)
             learner.send_signal(signal.SIGKILL)
-        elif version == 6:
-            os.kill(os.getpid(), signal.SIGINT)
 
-    assert execute(settings, Watcher(on_swap=kill_once)) == 130
+    watcher = Watcher(on_swap=kill_once)
+    assert execute(settings, watcher, requests=40) == 0
     report = read_report(settings)
     assert report["learner"]["restarts"] == 1
-    assert report["requests"]["failed"] == 0
-    assert report["drafter"]["live_version"] == 6
+    assert report["requests"] | {"total": 40, "failed": 0} == report["requests"]
+    assert watcher.swaps == sorted(watcher.swaps) and len(watcher.swaps) >= 3
     numbers = [draft.version for draft in RunDirectory(Path(settings["run_dir"])).store.list()]
-    assert numbers == [1, 2, 3, 4, 5, 6]
+    assert numbers == list(range(1, len(numbers) + 1))
     assert not learners()
 
 
 def test_failed_swap_keeps_the_old_drafter_and_is_reported(settings, capsys):
-    settings["backend"]["fail_swaps_to"] = [3]
-    watcher = Watcher(on_swap=stop_after(4))
-    execute(settings, watcher)
-    report = read_report(settings)
-    assert report["swaps"]["failed"] == 1
-    assert watcher.swaps == [2, 4]
-    [failed] = [
-        line
-        for line in read_lines(Path(settings["run_dir"]) / "verdicts.jsonl")
-        if line["kind"] == "swap_failed"
-    ]
-    assert failed["version"] == 3 and failed["evidence"]["live"]["version"] == 2
-    assert "version 2 goes on serving" in capsys.readouterr().out
+    settings["backend"]["fail_swap_attempts"] = [2]
+    watcher = Watcher()
+    assert execute(settings, watcher, requests=40) == 0
+    assert read_report(settings)["swaps"]["failed"] == 1
+    lines = read_lines(Path(settings["run_dir"]) / "verdicts.jsonl")
+    [failed] = [line for line in lines if line["kind"] == "swap_failed"]
+    assert failed["version"] not in watcher.swaps
+    assert failed["evidence"]["live"]["version"] == watcher.swaps[0]
+    assert f"version {watcher.swaps[0]} goes on serving" in capsys.readouterr().out
 
 
 def test_output_that_depends_on_the_drafter_is_counted_as_mismatch(settings):
-    settings["backend"]["lossy_versions"] = [2, 3, 4, 5]
+    settings["backend"] = {
+        "name": "fake",
+        "wait_for_swaps": {10: 1},
+        "lossy_versions": list(range(1, 100)),
+    }
     settings["traffic"]["lossless_every"] = 1
-    execute(settings, requests=200)
+    assert execute(settings, requests=20) == 0
     lossless = read_report(settings)["lossless"]
     assert 0 < lossless["mismatches"] < lossless["checked"]
-    assert lossless["differences"][0]["max_draft_version"] >= 2
+    assert lossless["differences"][0]["max_draft_version"] >= 1
 
 
 def test_dead_engine_ends_the_run_with_one_sentence_and_a_report(settings, capsys):
-    settings["backend"]["die_after_requests"] = 30
+    settings["backend"] = {"name": "fake", "die_after_requests": 30}
     watcher = Watcher()
     assert execute(settings, watcher, requests=10_000) == 1
     report = read_report(settings)
     assert report["ended"] == "engine_died" and report["error"] == "the fake engine died"
-    assert 30 <= report["requests"]["total"] < 100
+    assert report["requests"]["total"] < 100
     assert watcher.report is not None and "fake engine died" in str(watcher.error)
     captured = capsys.readouterr()
     assert "the fake engine died" in captured.err and "Traceback" not in captured.err
@@ -242,10 +254,11 @@ def test_dead_engine_ends_the_run_with_one_sentence_and_a_report(settings, capsy
 
 def test_learner_that_is_given_up_does_not_stop_serving_but_is_no_success(settings, capsys):
     settings["learner"]["max_restarts"] = 0
-    watcher = Watcher(on_started=lambda: None, on_swap=lambda version: learners()[0].kill())
-    assert execute(settings, watcher, requests=300) == 1
+    settings["backend"]["wait_for_swaps"] = {10: 1}
+    watcher = Watcher(on_swap=lambda version: [learner.kill() for learner in learners()])
+    assert execute(settings, watcher, requests=100) == 1
     report = read_report(settings)
-    assert report["learner"]["state"] == "gave_up" and report["requests"]["total"] == 300
+    assert report["learner"]["state"] == "gave_up" and report["requests"]["total"] == 100
     assert "serves on without learning" in capsys.readouterr().out
 
 
@@ -273,20 +286,19 @@ def test_engine_that_cannot_start_is_a_user_error(settings):
 
 
 def test_later_run_continues_versions_and_live_drafter(settings):
-    assert execute(settings, Watcher(on_swap=stop_after(3))) == 130
+    assert execute(settings, requests=35) == 0
     first = read_report(settings)["drafter"]
-    settings["learner"]["max_steps"] = 7
-    watcher = Watcher(on_swap=stop_after(7))
-    assert execute(settings, watcher) == 130
+    watcher = Watcher()
+    assert execute(settings, watcher, requests=35) == 0
     second = read_report(settings)
-    assert first["live_version"] == 3 and watcher.swaps[0] > 3
-    assert second["drafter"]["live_version"] == 7
-    # The first requests of the second run were served by version 3 already.
+    assert watcher.swaps[0] > first["newest_version"] - 1 >= first["live_version"] - 1
+    assert second["drafter"]["live_version"] == watcher.swaps[-1]
+    # The first requests of the second run were served by a drafter already.
     assert second["acceptance_length"]["first"] > 1.5
 
 
 def test_damaged_live_version_is_left_aside_for_the_previous_one(settings):
-    execute(settings, Watcher(on_swap=stop_after(3)))
+    assert execute(settings, requests=35) == 0
     directory = RunDirectory(Path(settings["run_dir"]))
     state = read_run_state(directory.state)
     (directory.store.directory(state.champion) / "model.safetensors").write_bytes(b"cut")
@@ -295,7 +307,8 @@ def test_damaged_live_version_is_left_aside_for_the_previous_one(settings):
 
 
 def test_directory_of_another_speculator_is_refused(settings):
-    execute(settings, Watcher(on_swap=stop_after(2)))
+    settings["backend"]["wait_for_swaps"] = {5: 1}
+    assert execute(settings, requests=6) == 0
 
     class Renamed(FakePlugin):
         @hookimpl
@@ -323,7 +336,7 @@ def test_report_folder_that_cannot_be_written_is_refused_before_anything_starts(
 
 
 def test_run_without_traffic_ends_after_the_requests_of_clients(settings):
-    del settings["traffic"]
+    del settings["traffic"], settings["backend"]["wait_for_swaps"]
     config = RunConfig.model_validate(settings)
     parts = build.build_parts(config, load_plugins())
 
@@ -353,16 +366,16 @@ def test_run_without_traffic_ends_after_the_requests_of_clients(settings):
 
 
 def test_duration_ends_the_run_and_finishes_requests_in_flight(settings):
+    settings["backend"] = "fake"
     assert execute(settings, duration_s=0.5) == 0
     assert read_report(settings)["requests"]["failed"] == 0
 
 
 async def test_serving_alone_uses_the_live_drafter_and_writes_nothing(settings):
-    settings["learner"]["max_steps"] = 3
     code = await anyio.to_thread.run_sync(
         lambda: (
             subprocess.run(
-                [sys.executable, "-c", SCRIPT, json.dumps(settings), "60"], env=script_environment()
+                [sys.executable, "-c", SCRIPT, json.dumps(settings), "35"], env=script_environment()
             ).returncode
         )
     )
@@ -385,6 +398,7 @@ import json, sys
 from aurora_core.config import RunConfig
 from aurora_core.controller.run import run
 from aurora_core.plugins import Plugins
+from aurora_core.target.architecture import parse_architecture
 from aurora_core.testing.fake_speculator import FakePlugin
 
 plugins = Plugins()
@@ -408,8 +422,7 @@ def script_environment():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("moment", ["starting", "serving", "swapped"])
 def test_interrupted_run_stops_cleanly_and_leaves_a_consistent_directory(settings, number, moment):
-    settings["traffic"]["concurrency"] = 2
-    settings["learner"]["max_steps"] = -1
+    settings["backend"]["step_ms"] = 5.0
     directory = RunDirectory(Path(settings["run_dir"]))
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, json.dumps(settings), ""],
@@ -458,7 +471,7 @@ def read_whole_lines(path):
 def test_controller_imports_no_torch():
     code = (
         "import sys, aurora_core.controller.run, aurora_core.controller.serve_only\n"
-        "heavy = {'torch', 'lightning', 'transformers', 'mlflow', 'matplotlib'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
+        "heavy = {'torch', 'lightning', 'transformers', 'mlflow', 'matplotlib'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], env=script_environment(), check=True)

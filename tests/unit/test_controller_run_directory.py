@@ -67,9 +67,9 @@ def test_read_only_run_directory_is_refused(tmp_path):
 
 def test_run_directory_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "run").write_text("")
-    with pytest.raises(ConfigError, match="set another run_dir"):
-        with RunDirectory(tmp_path / "run").locked():
-            pass
+    directory = RunDirectory(tmp_path / "run")
+    with pytest.raises(ConfigError, match="set another run_dir"), directory.locked():
+        pass
 
 
 def test_line_that_a_crash_cut_off_is_removed_before_the_next_run_writes(tmp_path):

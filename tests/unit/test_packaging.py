@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.metadata
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +51,42 @@ def test_every_requirement_has_a_tested_version_that_fits(name):
             continue
         assert pinned in pins, f"{requirement} is not in constraints.txt"
         assert requirement.specifier.contains(pins[pinned]), f"{requirement}, {pins[pinned]}"
+
+
+STANDARD_LIBRARY = set(sys.stdlib_module_names)
+PACKAGES = {
+    "core": ROOT / "aurora_core",
+    "eagle": ROOT / "plugins" / "eagle" / "aurora_eagle",
+    "backend_torch": ROOT / "plugins" / "backend_torch" / "aurora_backend_torch",
+}
+
+
+def imported_modules(package: Path) -> dict[str, Path]:
+    """Return top-level module -> a file that imports it, for modules from elsewhere."""
+    found = {}
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            else:
+                continue
+            found |= {name.partition(".")[0]: path for name in names}
+    ours = {"aurora_core", package.name}
+    return {name: path for name, path in found.items() if name not in ours | STANDARD_LIBRARY}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_import_is_of_a_declared_requirement(name):
+    declared = {canonicalize_name(requirement.name) for requirement in requirements(name)}
+    providers = importlib.metadata.packages_distributions()
+    undeclared = {
+        f"{module} in {path.relative_to(ROOT)}"
+        for module, path in imported_modules(PACKAGES[name]).items()
+        if not {canonicalize_name(one) for one in providers.get(module, [module])} & declared
+    }
+    assert undeclared == set()
 
 
 def test_constraints_name_no_local_builds():

@@ -270,6 +270,7 @@ WRITER = """
     for line in sys.stdin:
         writer.put(make_trace(int(line), hidden_size=512))
         print("put", flush=True)
+    writer.close()
 """
 
 

@@ -183,6 +183,8 @@ def _read_shape(
             f"to {shape.vocab_size}; publish it again"
         )
     return shape
+
+
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path / WEIGHTS_FILE)
@@ -198,9 +200,7 @@ def _check(tensors: dict[str, Tensor], expected: dict[str, Tensor], path: Path) 
     if missing or extra:
         found = [f"lacks {names}" for names in (missing,) if names]
         found += [f"has the unknown {names}" for names in (extra,) if names]
-        raise CheckpointError(
-            f"checkpoint {str(path)!r} {' and '.join(found)}; publish it again"
-        )
+        raise CheckpointError(f"checkpoint {str(path)!r} {' and '.join(found)}; publish it again")
     for name, wanted in expected.items():
         tensor = tensors[name]
         if tensor.shape != wanted.shape:

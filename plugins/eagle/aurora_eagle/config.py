@@ -29,7 +29,8 @@ class Eagle3Options(Options):
     greedy_teacher: Literal["soft", "argmax"] = "soft"
     """What greedy requests teach: the target's distribution at temperature 1, or its best token."""
     aux_layers: tuple[int, int, int] | None = None
-    """Target layers whose *entering* hidden states are read; None takes 2, n // 2 and n - 3 of n."""
+    """Layers of the target whose *entering* hidden states are read; None takes the 3rd, the middle
+    and the 3rd from the end, as EAGLE-3 does."""
     initialise_from_target: bool = True
     """Whether a new drafter starts from the target's head, norm and last layer."""
     max_trace_tokens: int = Field(2048, ge=16)

@@ -126,9 +126,9 @@ class Eagle3Drafter(Drafter):
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """Take in the new rows and draft a chain for each request.
 
-        A chain ends at `num_speculative_tokens`, at the end of the positions that the model was made
-        for, or after the token where its probability fell below `min_confidence`. A request without
-        new rows gets no draft.
+        A chain ends at `num_speculative_tokens`, at the last position that the model was made for,
+        or after the token where its probability fell below `min_confidence`. A request without new
+        rows gets no draft.
         """
         tokens: list[list[int]] = [[] for _ in requests]
         log_probs: list[list[float]] = [[] for _ in requests]
@@ -162,9 +162,7 @@ class Eagle3Drafter(Drafter):
             chains.position, chains.slot = chains.position + 1, chains.slot + 1
             self._feed(chains, self._input(token, chains.hidden), keys, values)
         return [
-            Proposal(
-                token_ids=drafted, parents=list(range(-1, len(drafted) - 1)), log_probs=their
-            )
+            Proposal(token_ids=drafted, parents=list(range(-1, len(drafted) - 1)), log_probs=their)
             for drafted, their in zip(tokens, log_probs, strict=True)
         ]
 
@@ -222,23 +220,23 @@ class Eagle3Drafter(Drafter):
         keys, values = [cache.keys for cache in caches], [cache.values for cache in caches]
         others = sorted(set(range(len(owner))) - set(starting))
         if others:
-            index = torch.tensor(others, device=self._device)
-            theirs = [place[index] for place in places]
-            self._store(linear(x[index], self._key_value), theirs, keys, values, num_heads=0)
+            rows = torch.tensor(others, device=self._device)
+            theirs = [place[rows] for place in places]
+            self._store(linear(x[rows], self._key_value), theirs, keys, values, num_heads=0)
         if not chains:
             return None
-        index = torch.tensor(starting, device=self._device)
-        its_owner, its_position, its_slot = (place[index] for place in places)
+        rows = torch.tensor(starting, device=self._device)
+        its_owner, its_position, its_slot = (place[rows] for place in places)
         started = _Chains(
             request=[request for request, _ in chains],
             limit=[limit for _, limit in chains],
             owner=its_owner,
             position=its_position,
             slot=its_slot,
-            hidden=hidden[index],
+            hidden=hidden[rows],
             log_prob=torch.zeros(len(chains), device=self._device),
         )
-        self._feed(started, x[index], keys, values)
+        self._feed(started, x[rows], keys, values)
         return started
 
     def _feed(
@@ -303,9 +301,7 @@ class Eagle3Drafter(Drafter):
 
     def _allocate(self, capacity: int) -> tuple[Tensor, Tensor]:
         size = (capacity, self._shape.num_kv_heads, self._shape.head_dim)
-        keys, values = torch.zeros(
-            (2, *size), dtype=self._activation, device=self._device
-        ).unbind()
+        keys, values = torch.zeros((2, *size), dtype=self._activation, device=self._device).unbind()
         return keys, values
 
     def _rotary(self, num_positions: int) -> tuple[Tensor, Tensor]:

@@ -43,7 +43,8 @@ def supervise(
         weight: float32 [R].
         objective: gives losses and gradients of logits.
     """
-    total, hits = _HeadLoss.apply(hidden_RH, head_DH, teacher, teacher_row, weight, objective)
+    apply: Any = _HeadLoss.apply
+    total, hits = apply(hidden_RH, head_DH, teacher, teacher_row, weight, objective)
     return total, hits
 
 
@@ -94,7 +95,7 @@ class _HeadLoss(torch.autograd.Function):
         return total, hits
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, total_gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, head_gradient = ctx.saved_tensors
         return (
@@ -111,7 +112,7 @@ def _chunks(teacher_row: Tensor, num_teacher_rows: int) -> list[tuple[slice, sli
     """Cut rows and their target rows into chunks of about `CHUNK_ROWS` rows."""
     per_teacher = max(1, -(-len(teacher_row) // max(1, num_teacher_rows)))
     step = max(1, CHUNK_ROWS // per_teacher)
-    edges = list(range(0, num_teacher_rows, step)) + [num_teacher_rows]
+    edges = [*range(0, num_teacher_rows, step), num_teacher_rows]
     cuts = torch.searchsorted(
         teacher_row, torch.tensor(edges, dtype=torch.int64, device=teacher_row.device)
     ).tolist()

@@ -21,7 +21,9 @@ ATTENTION_NOISE = 0.3
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def draft_shape(weights: TargetWeights, *, draft_vocab_size: int, num_aux_layers: int) -> DraftShape:
+def draft_shape(
+    weights: TargetWeights, *, draft_vocab_size: int, num_aux_layers: int
+) -> DraftShape:
     """Return the shape of a drafter with the dimensions of one of the target's layers."""
     return DraftShape(
         hidden_size=weights.hidden_size,
@@ -66,13 +68,17 @@ def _from_target(network: Eagle3Network, weights: TargetWeights) -> None:
     middle.hidden_norm.weight.copy_(layer["input_layernorm.weight"])
     middle.post_attention_layernorm.weight.copy_(layer["post_attention_layernorm.weight"])
     for name in ("gate_proj", "up_proj", "down_proj"):
-        middle.mlp.get_submodule(name).weight.copy_(layer[f"mlp.{name}.weight"])
+        _weight(middle.mlp, name).copy_(layer[f"mlp.{name}.weight"])
     # Qwen3 normalises its heads' queries and keys; a drafter does not, so its own stay random.
     copied = ("v_proj", "o_proj") if "self_attn.q_norm.weight" in layer else PROJECTIONS
     for name in copied:
         source = layer[f"self_attn.{name}.weight"]
-        projection = middle.self_attn.get_submodule(name).weight
+        projection = _weight(middle.self_attn, name)
         projection.mul_(ATTENTION_NOISE)
         # A drafter's queries, keys and values read the embedding, which the target's do not, and
         # then the hidden state, which they do.
         projection[:, -source.shape[1] :].add_(source)
+
+
+def _weight(module: nn.Module, name: str) -> nn.Parameter:
+    return module.get_parameter(f"{name}.weight")

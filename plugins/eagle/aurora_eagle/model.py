@@ -89,6 +89,7 @@ class Eagle3Network(nn.Module):
     """bool [V]. Whether a target id can be drafted."""
     embed_tokens: Tensor
     """[V, H]"""
+    _untied_head: Tensor | None
 
     def __init__(
         self, shape: DraftShape, target_ids: Tensor, embed_tokens: Tensor, target_head: Tensor
@@ -117,8 +118,7 @@ class Eagle3Network(nn.Module):
     @property
     def target_head(self) -> Tensor:
         """The target's output head, [V, H]."""
-        untied = self._untied_head
-        return self.embed_tokens if untied is None else untied
+        return self.embed_tokens if self._untied_head is None else self._untied_head
 
     @property
     def target_ids(self) -> Tensor:

@@ -45,7 +45,7 @@ class Rollout:
         next_tokens = batch.token_ids[batch.row_trace, batch.row_position + 1]
         x_C2H = network.attention_input(next_tokens, hidden_CH)
         keys_CME, values_CME = network.keys_values(x_C2H, batch.row_position)
-        self._hidden_AH = hidden_CH[batch.anchor_row]
+        self._hidden_AH: Tensor = hidden_CH[batch.anchor_row]
         self._x_A2H = x_C2H[batch.anchor_row]
 
         slots_BS, filled_BS = _slots(batch.row_trace, len(batch.token_ids))
@@ -76,8 +76,8 @@ class Rollout:
             keys_AME, values_AME = network.keys_values(self._x_A2H, rotary_A)
             self._chain_keys.append(keys_AME)
             self._chain_values.append(values_AME)
-        attended = self._attend(network.queries(self._x_A2H, rotary_A))
-        self._hidden_AH = network.finish(self._hidden_AH, attended)
+        attended_AI = self._attend(network.queries(self._x_A2H, rotary_A))
+        self._hidden_AH = network.finish(self._hidden_AH, attended_AI)
         return self._hidden_AH
 
     def keep(self, mask_A: Tensor) -> None:
@@ -99,12 +99,13 @@ class Rollout:
         """Return [A, N * E]: one softmax over a row's context and its own chain."""
         shape = self._network.shape
         num_groups = shape.num_heads // shape.num_kv_heads
-        num_traces, longest = self._anchors_BZ.shape
-        queries_AMGE = queries_ANE.unflatten(1, (shape.num_kv_heads, num_groups))
+        longest = self._anchors_BZ.shape[1]
+        queries_AMGE = queries_ANE.reshape(-1, shape.num_kv_heads, num_groups, shape.head_dim)
         queries_AMGE = queries_AMGE * shape.head_dim**-0.5
         # [B, M, G * Z, E]: the heads of a group share their keys.
         queries = queries_AMGE[self._anchors_BZ].permute(0, 2, 3, 1, 4).flatten(2, 3)
-        scores = (queries @ self._context_keys).unflatten(2, (num_groups, longest)).float()
+        grouped = (*queries.shape[:2], num_groups, longest, -1)
+        scores = (queries @ self._context_keys).reshape(grouped).float()
         scores = scores.masked_fill(self._hidden_context_BZS[:, None, None], float("-inf"))
         num_context = scores.shape[-1]
         if self._chain_keys:
@@ -114,7 +115,7 @@ class Rollout:
             scores = torch.cat((scores, chain), -1)
         weights = functional.softmax(scores, -1).to(queries.dtype)
         context_weights = weights[..., :num_context].flatten(2, 3)
-        attended = (context_weights @ self._context_values).unflatten(2, (num_groups, longest))
+        attended = (context_weights @ self._context_values).reshape(grouped)
         attended_ANE = self._unpad(attended.permute(0, 3, 1, 2, 4))
         if self._chain_keys:
             chain_weights = self._unpad(weights[..., num_context:].permute(0, 3, 1, 2, 4))

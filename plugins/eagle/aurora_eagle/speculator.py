@@ -47,9 +47,7 @@ class Eagle3Speculator(Speculator):
             weights, draft_vocab_size=len(target_ids), num_aux_layers=len(self._aux_layers)
         )
         network = Eagle3Network(shape, target_ids, weights.embed_tokens, weights.lm_head)
-        initialise.initialise(
-            network, weights, from_target=self.options.initialise_from_target
-        )
+        initialise.initialise(network, weights, from_target=self.options.initialise_from_target)
         return network
 
     def collate(self, traces: Sequence[Trace]) -> dict[str, Tensor]:

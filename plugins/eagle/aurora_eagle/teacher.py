@@ -60,9 +60,7 @@ class Teacher:
             self._replace(rows, hidden_YH, probs_YD, entropy_Y)
         return probs_YD, entropy_Y
 
-    def _replace(
-        self, rows: slice, hidden_YH: Tensor, probs_YD: Tensor, entropy_Y: Tensor
-    ) -> None:
+    def _replace(self, rows: slice, hidden_YH: Tensor, probs_YD: Tensor, entropy_Y: Tensor) -> None:
         """Overwrite the rows of requests that were not sampled at temperature 1."""
         one_hot = self._one_hot_Y[rows].nonzero().flatten()
         index = self.next_index[rows][one_hot]

@@ -83,9 +83,7 @@ def replay(
         num_traces, num_speculative_tokens, dtype=torch.int64, device=batch.token_ids.device
     )
     rollout = Rollout(network, batch)
-    rollout.keep(
-        rollout.position + 1 + num_speculative_tokens < batch.num_tokens[rollout.trace]
-    )
+    rollout.keep(rollout.position + 1 + num_speculative_tokens < batch.num_tokens[rollout.trace])
     anchors = torch.bincount(rollout.trace, minlength=num_traces)
     for step in range(num_speculative_tokens):
         if not len(rollout.trace):
@@ -105,9 +103,7 @@ def supervising_rows(batch: Batch, num_steps: int) -> Tensor:
     steps = torch.arange(num_steps, device=position_A.device)
     taught_KA = position_A + 1 + steps[:, None]
     inside_KA = taught_KA < batch.num_tokens[trace_A] - 1
-    rows_KA = batch.teacher_row[
-        trace_A.expand_as(taught_KA), taught_KA.masked_fill(~inside_KA, 0)
-    ]
+    rows_KA = batch.teacher_row[trace_A.expand_as(taught_KA), taught_KA.masked_fill(~inside_KA, 0)]
     return rows_KA.masked_fill(~inside_KA, -1)
 
 

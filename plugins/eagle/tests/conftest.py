@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
 from aurora_core.records import NO_DRAFTER, Nodes, Rows, Sampling, Steps, TargetSpec, Trace
 from aurora_core.target.spec import read_target_spec
 from aurora_core.target.weights import TargetWeights
 from aurora_core.testing.tiny_target import make_tiny_target
-from transformers import AutoModelForCausalLM, PreTrainedModel
-
 from aurora_eagle.config import Eagle3Options
 from aurora_eagle.speculator import Eagle3Speculator
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from aurora_core.errors import CheckpointError
-from aurora_core.records import TargetSpec, Trace
-from aurora_core.target.weights import TargetWeights
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from aurora_core.errors import CheckpointError
+from aurora_core.records import TargetSpec, Trace
+from aurora_core.target.weights import TargetWeights
 from aurora_eagle.model import Eagle3Network
 from aurora_eagle.speculator import Eagle3Speculator
 
@@ -159,7 +159,9 @@ def test_a_misshapen_tensor_is_refused(
     speculator: Eagle3Speculator, weights: TargetWeights, saved: Path
 ) -> None:
     edit_tensors(saved, _set("fc.weight", torch.zeros(32, 64)))
-    with pytest.raises(CheckpointError, match=r"'fc.weight'.*shape \[32, 64\], expected \[32, 96\]"):
+    with pytest.raises(
+        CheckpointError, match=r"'fc.weight'.*shape \[32, 64\], expected \[32, 96\]"
+    ):
         speculator.load(saved, weights)
 
 

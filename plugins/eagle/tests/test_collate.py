@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
 from aurora_core.errors import TraceError
 from aurora_core.records import Rows, Sampling, Trace
-
 from aurora_eagle.speculator import Eagle3Speculator
 
 
@@ -19,9 +19,7 @@ def trace(make_trace: Callable[..., Trace]) -> Trace:
 
 
 @pytest.mark.parametrize("name", ["aux_hidden_states", "last_hidden_state", "target_logsumexp"])
-def test_a_missing_feature_is_named(
-    speculator: Eagle3Speculator, trace: Trace, name: str
-) -> None:
+def test_a_missing_feature_is_named(speculator: Eagle3Speculator, trace: Trace, name: str) -> None:
     features = {key: tensor for key, tensor in trace.features.items() if key != name}
     with pytest.raises(TraceError, match=f"lacks the feature '{name}'"):
         speculator.collate([dataclasses.replace(trace, features=features)])

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
 from aurora_core.interfaces import Drafter, DraftRequest, Proposal
 from aurora_core.records import Trace
 from aurora_core.target.weights import TargetWeights
-
 from aurora_eagle.model import Eagle3Network
 from aurora_eagle.speculator import Eagle3Speculator
 
@@ -144,9 +144,7 @@ def test_an_unlikely_chain_is_not_extended(
     whole = unlimited.propose(requests)
     cumulative = [torch.tensor(proposal.log_probs).cumsum(0).exp() for proposal in whole]
     assert any(chain[2] < 0.3 <= chain[0] for chain in cumulative)
-    careful = make_speculator(min_confidence=0.3).drafter(
-        network, dtype=torch.float32, device=CPU
-    )
+    careful = make_speculator(min_confidence=0.3).drafter(network, dtype=torch.float32, device=CPU)
     for short, full, chain in zip(careful.propose(requests), whole, cumulative, strict=True):
         length = min(6, 1 + int((chain >= 0.3).sum()))
         assert list(short.token_ids) == list(full.token_ids)[:length]

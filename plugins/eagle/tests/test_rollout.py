@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
+
 from aurora_core.interfaces import DraftRequest
 from aurora_core.records import TargetSpec, Trace
 from aurora_core.target.weights import TargetWeights
-from torch import Tensor
-
 from aurora_eagle.collate import Batch
 from aurora_eagle.model import Eagle3Network, rotary_table
 from aurora_eagle.rollout import Rollout

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
+
 from aurora_core.errors import ConfigError
 from aurora_core.records import TargetSpec
 from aurora_core.target.spec import read_target_spec
 from aurora_core.target.weights import TargetWeights
 from aurora_core.testing.tiny_target import FAMILIES, make_tiny_target
 from aurora_core.testing.traces import make_trace as make_random_trace
-from pydantic import ValidationError
-
 from aurora_eagle import plugin
 from aurora_eagle.config import Eagle3Options
 from aurora_eagle.speculator import Eagle3Speculator

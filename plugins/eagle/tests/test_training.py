@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
+
 from aurora_core.interfaces import LossOutput
 from aurora_core.records import Rows, Sampling, Trace
 from aurora_core.target.weights import TargetWeights
-from torch import Tensor
-
 from aurora_eagle import head_loss
 from aurora_eagle.collate import Batch
 from aurora_eagle.model import Eagle3Network
@@ -28,9 +28,7 @@ def trace(make_trace: Callable[..., Trace]) -> Trace:
 
 
 @pytest.fixture
-def network(
-    speculator: Eagle3Speculator, weights: TargetWeights, trace: Trace
-) -> Eagle3Network:
+def network(speculator: Eagle3Speculator, weights: TargetWeights, trace: Trace) -> Eagle3Network:
     torch.manual_seed(0)
     return speculator.build_module(weights, [trace])  # type: ignore[return-value]
 
@@ -265,7 +263,10 @@ def test_a_sampled_request_teaches_the_distribution_that_it_was_sampled_from(
         nucleus[kept] = expected[kept] / expected[kept].sum()
         torch.testing.assert_close(probs[row], nucleus[network.target_ids], rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(
-            entropy[row], torch.special.entr(nucleus[network.target_ids]).sum(), rtol=1e-3, atol=1e-4
+            entropy[row],
+            torch.special.entr(nucleus[network.target_ids]).sum(),
+            rtol=1e-3,
+            atol=1e-4,
         )
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from aurora_core.records import Trace
-from aurora_core.target.weights import TargetWeights
-from aurora_core.testing.traces import make_trace as make_random_trace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aurora_core.records import Trace
+from aurora_core.target.weights import TargetWeights
+from aurora_core.testing.traces import make_trace as make_random_trace
 from aurora_eagle import vocabulary
 from aurora_eagle.speculator import Eagle3Speculator
 

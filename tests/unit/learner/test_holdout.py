@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from aurora_core.learner.holdout import HoldoutReplay, Score, acceptance_length, compare
+from aurora_core.learner.holdout import HoldoutReplay, Score, compare
 from aurora_core.target.weights import TargetWeights
 from aurora_core.testing.toy_speculator import ToySpeculator
 
@@ -93,8 +93,3 @@ def test_without_a_live_drafter_the_candidate_stands_alone() -> None:
 def test_nothing_in_common_is_no_evidence() -> None:
     assert compare({}, None, live_version=None) is None
     assert compare({"a": Score(1, (1,))}, {"b": Score(1, (1,))}, live_version=1) is None
-
-
-def test_acceptance_length_is_one_plus_accepted_drafts_per_anchor() -> None:
-    assert acceptance_length((4, 1), ((3, 1), (0, 0))) == pytest.approx(1 + 4 / 5)
-    assert acceptance_length((), ()) == 1.0

@@ -208,7 +208,7 @@ def test_the_command_writes_results_without_the_text(server, tmp_path):
     assert document["requests"][0]["aurora"]["acceptance_length"] == 2.0
     assert "text" not in document["requests"][0]
     printed = console.file.getvalue()
-    assert "acceptance length" in printed and "6 requests" in printed
+    assert "acceptance" in printed and "6 requests" in printed
     assert os.listdir(tmp_path) == ["replay.json"]
 
 
