@@ -16,6 +16,7 @@ from aurora_core.acceptance import holdout_acceptance_length
 from aurora_core.errors import CheckpointError
 from aurora_core.learner.holdout import HoldoutReplay, Score, compare
 from aurora_core.learner.protocol import Published
+from aurora_core.learner.random_state import random_state, restore_random_state
 from aurora_core.records import DraftVersion, Holdout, Trace
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ class PublishDraft(lightning.Callback):
 
     def _publish(self, trainer: lightning.Trainer) -> None:
         module = self.module
+        # Whether and when a version is published must not change what is learned.
+        before = random_state()
         self._published_step, self._is_first = trainer.global_step, False
         try:
             draft, scores = self._score_and_stage(trainer)
@@ -117,6 +120,7 @@ class PublishDraft(lightning.Callback):
             module.newest_version, module.has_published = draft.version, True
             self.events.write(Published(version=draft))
         finally:
+            restore_random_state(before)
             self._published_at = time.monotonic()
             shutil.rmtree(self._export, ignore_errors=True)
 
@@ -146,7 +150,7 @@ class PublishDraft(lightning.Callback):
 
     def _move_export(self, path: Path) -> None:
         for file in self._export.iterdir():
-            file.rename(path / file.name)
+            shutil.move(file, path / file.name)
 
     def _compare(self, scores: Mapping[str, Score], traces: list[Trace]) -> Holdout | None:
         live_version = self.control.live_version

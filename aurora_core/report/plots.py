@@ -114,6 +114,9 @@ def _inline(svg: str, title: str) -> str:
     svg = re.sub(r'(<svg\b[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
     svg = svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
+    # Names of groups are the same in every drawing, and nothing refers to them.
+    used = set(re.findall(r"[(\"]#([^)\"]+)[)\"]", svg))
+    svg = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used else "", svg)
     for marker, variable in _VARIABLES.items():
         svg = svg.replace(marker, f"var({variable})")
     return re.sub(r"\n\s*", "\n", svg)

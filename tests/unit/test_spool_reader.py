@@ -261,6 +261,19 @@ def test_resume_forgets_traces_that_are_gone(tmp_path):
     assert ids(resumed.sample(4, fresh=2)) == ["t3", "t1"]
 
 
+def test_larger_holdout_after_a_resume_is_never_trained_on(tmp_path):
+    add(tmp_path, *names(20))
+    reader = reader_at(tmp_path)
+    reader.poll()
+    reader.sample(10, fresh=10)
+    resumed = reader_at(tmp_path, holdout_fraction=0.5)
+    resumed.load_state_dict(reader.state_dict())
+    resumed.poll()
+    held_out = {trace_id for trace_id in names(20) if is_held_out(trace_id, 0.5)}
+    assert set(ids(resumed.sample(20, fresh=20))) == set(names(20)) - held_out
+    assert set(ids(resumed.holdout(20))) == held_out
+
+
 @pytest.mark.parametrize("state", [{}, {"format": 2}, {"format": 1, "seen": 3, "fresh": []}])
 def test_foreign_state_is_refused_in_one_sentence(tmp_path, state):
     reader = reader_at(tmp_path)

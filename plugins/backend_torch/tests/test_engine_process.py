@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import openai
@@ -138,29 +139,20 @@ async def test_refused_swap_keeps_the_live_drafter(
 ) -> None:
     draft = publish(target, tmp_path, 1)
     await backend.swap(draft)
-    with pytest.raises(BackendError, match="there is no drafter version 9 to load"):
-        await backend.swap(DraftVersion(**{**fields(draft), "version": 9}))
-    with pytest.raises(BackendError, match="has checksum .* on disk"):
-        await backend.swap(DraftVersion(**{**fields(draft), "checksum": "0" * 64}))
+    with pytest.raises(BackendError, match=r"there is no drafter version 9 to load"):
+        await backend.swap(replace(draft, version=9))
+    with pytest.raises(BackendError, match=r"has checksum .* on disk"):
+        await backend.swap(replace(draft, checksum="0" * 64))
     weights = Path(publish(target, tmp_path, 2).path) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    broken = DraftVersion(**{**fields(draft), "version": 2, "checksum": ""})
+    broken = replace(draft, version=2, checksum="")
     with pytest.raises(BackendError):
         await backend.swap(broken)
     assert (await backend.status()).live_version == 1
 
 
-def fields(draft: DraftVersion) -> dict[str, object]:
-    return {name: getattr(draft, name) for name in draft.__slots__}
-
-
 async def test_stop_string_and_seed_behave_over_the_real_engine(backend: TorchBackend) -> None:
     client = client_of(backend)
-
-    async def ask(**options: object) -> openai.types.Completion:
-        return await client.completions.create(
-            model="", prompt="hello", max_tokens=MAX_TOKENS, **options
-        )
 
     model = (await client.models.list()).data[0].id
     options = {"model": model, "prompt": "hello", "max_tokens": MAX_TOKENS}
@@ -181,7 +173,7 @@ async def test_killed_engine_is_reported(backend: TorchBackend) -> None:
     [engine] = psutil.Process().children()
     engine.kill()
     engine.wait()
-    with pytest.raises(BackendError, match="the engine was killed by SIGKILL|does not answer"):
+    with pytest.raises(BackendError, match=r"the engine was killed by SIGKILL|does not answer"):
         await backend.status()
 
 
@@ -189,6 +181,6 @@ async def test_sigterm_ends_the_engine_cleanly(backend: TorchBackend, tmp_path: 
     [engine] = psutil.Process().children()
     os.kill(engine.pid, signal.SIGTERM)
     engine.wait(timeout=20)
-    with pytest.raises(BackendError, match="ended with exit status 0|does not answer"):
+    with pytest.raises(BackendError, match=r"ended with exit status 0|does not answer"):
         await backend.status()
     assert "Traceback" not in (tmp_path / "logs" / "engine.log").read_text()

@@ -79,6 +79,8 @@ def test_five_steps_a_restart_and_five_more_are_ten_steps(
     }
     whole = make_plan("whole", max_steps=10, **options)
     learn(whole)
+    # When versions are published makes no difference.
+    options |= {"first_publish_steps": 1, "publish_every_steps": 1}
     learn(make_plan("parts", max_steps=5, **options))
     # A new process starts with random states of its own.
     torch.manual_seed(99)
@@ -315,7 +317,7 @@ def test_a_full_disk_stops_neither_training_nor_later_versions(
 
     def full_once(network: Any, path: Path, fingerprint: str) -> None:
         attempts.append(path)
-        if len(attempts) == 2:  # the first one begins the lineage
+        if len(attempts) == 2:  # the first one began the lineage
             raise OSError(28, "No space left on device")
         save(network, path, fingerprint)
 
@@ -335,6 +337,27 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_training(
     (Path(plan.learner_dir) / "checkpoint.partial").mkdir(parents=True)
     assert learn(plan).events[-1].step == 4
     assert "no checkpoint was written, training goes on" in caplog.text
+
+
+def test_an_export_that_cannot_be_read_back_is_never_published(
+    learn: Any, make_plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aurora_core.testing import toy_network
+
+    save, num_saved = toy_network.save_network, []
+
+    def forgetful(network: Any, path: Path, fingerprint: str) -> None:
+        save(network, path, fingerprint)
+        num_saved.append(path)
+        if len(num_saved) > 1:
+            (path / "config.json").unlink()
+
+    monkeypatch.setattr(toy_network, "save_network", forgetful)
+    plan = make_plan("run", max_steps=10)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        learn(plan)
+    assert not store_of(plan).list()
+    assert not list(Path(plan.learner_dir).glob("*.partial"))
 
 
 @pytest.mark.parametrize(
