@@ -9,7 +9,7 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Set it to choose the interpreter: make install PYTHON=/opt/python3.12/bin/python3
+# Set it to choose the interpreter: make install PYTHON=/path/to/python3.12
 PYTHON ?= python3.11 /usr/bin/python3.11 /usr/local/bin/python3.11 python3.12 python3.13 python3
 
 PROJECTS := pyproject.toml plugins/eagle/pyproject.toml plugins/backend_torch/pyproject.toml

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable
 from functools import cache
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ Record = TypeVar("Record")
 
 
 @cache
-def _adapter(record_type: Any) -> TypeAdapter[Any]:
+def _adapter(record_type: Hashable) -> TypeAdapter[Any]:
     return TypeAdapter(record_type)
 
 

@@ -12,7 +12,8 @@ from numba import carray, float32, int64, njit, prange, types, uint64
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from aurora_core.kernels.microkernel import NUM_LANES, dots
+from aurora_core.kernels.dispatch import NUM_LANES
+from aurora_core.kernels.microkernel import dots
 from aurora_core.kernels.vector_ir import (
     sum_of_squares,
     vector_exp_sum,

@@ -15,7 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from aurora_core.kernels.microkernel import NUM_LANES, horizontal_sum
+from aurora_core.kernels.dispatch import NUM_LANES
+from aurora_core.kernels.microkernel import horizontal_sum
 
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _FLOATS = ir.VectorType(_F32, NUM_LANES)

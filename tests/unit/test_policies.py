@@ -214,6 +214,13 @@ def test_equal_evidence_gives_an_equal_verdict(counts, seed):
     assert "\n" not in first.reason
 
 
+def test_bound_weighs_traces_by_their_anchors():
+    """An equal gain per anchor has no spread, however unequal the traces are."""
+    anchors = np.array([10, 400, 2, 90])
+    bound = gain_lower_bound(anchors // 2, anchors, confidence=0.9, num_resamples=200, seed=0)
+    assert bound == pytest.approx(0.5)
+
+
 def test_bound_covers_the_true_gain_as_often_as_it_says():
     random = np.random.default_rng(0)
     covered = 0
