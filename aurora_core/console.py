@@ -185,7 +185,7 @@ class RunConsole:
     def aurora_learner_progress(self, step: int, metrics: dict[str, float]) -> None:
         self._learner_step, self._learner_state = step, "learning"
         self._learner_metrics.update(metrics)
-        self._progress_line("learner", f"learner {self._learner_text()}")
+        self._progress_line("learner", f"learner: {self._learner_text()}")
 
     @hookimpl
     def aurora_draft_published(self, draft: DraftVersion) -> None:

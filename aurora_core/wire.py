@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter
 
@@ -13,8 +13,12 @@ Record = TypeVar("Record")
 
 
 @cache
-def _adapter(record_type: Hashable) -> TypeAdapter[Any]:
-    return TypeAdapter(record_type)
+def _cached_adapter(record_type: Hashable) -> TypeAdapter[Any]:
+    return TypeAdapter(cast("type", record_type))
+
+
+def _adapter(record_type: object) -> TypeAdapter[Any]:
+    return _cached_adapter(record_type)
 
 
 def to_json(record: object) -> str:

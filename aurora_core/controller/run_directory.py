@@ -82,14 +82,20 @@ class RunDirectory:
         handler = logging.FileHandler(self.logs / "controller.log", encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logger = logging.getLogger("aurora_core")
-        level = logger.level
+        level, shown_level = logger.level, logger.getEffectiveLevel()
+        # The file holds more than standard error shows, and those handlers ask for no level.
+        others = [one for one in logging.root.handlers if one.level == logging.NOTSET]
+        for other in others:
+            other.setLevel(shown_level)
         logger.addHandler(handler)
-        logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
+        logger.setLevel(min(shown_level, logging.INFO))
         try:
             yield
         finally:
             logger.removeHandler(handler)
             logger.setLevel(level)
+            for other in others:
+                other.setLevel(logging.NOTSET)
             handler.close()
 
     def check_resumable(self, target: TargetSpec, speculator: str) -> None:

@@ -105,9 +105,7 @@ def stack(  # type: ignore[no-untyped-def]
             _add_bias(qkv, w[QKV_BIAS], m, width)
         if w[QUERY_NORM]:
             _normalise_heads(qkv, w[QUERY_NORM], 0, num_heads, epsilon, m, width, depth)
-            _normalise_heads(
-                qkv, w[KEY_NORM], num_heads, num_kv_heads, epsilon, m, width, depth
-            )
+            _normalise_heads(qkv, w[KEY_NORM], num_heads, num_kv_heads, epsilon, m, width, depth)
         rotate_and_store(
             qkv, cosine, sine, position, owner, slot, keys[layer], values[layer], query,
             num_heads, num_kv_heads, depth,

@@ -251,4 +251,3 @@ class Decoder:
 
 def _norm_heads(heads: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return rms_norm(heads.reshape(-1, heads.shape[-1]), weight, epsilon).view(heads.shape)
-

@@ -60,7 +60,7 @@ def test_plain_console_writes_one_line_per_event_and_no_control_codes():
         "aurora run",
         "  target  tiny",
         "2 of 9 requests, acceptance length 1.00, 20.0 tokens/s, live: no drafter",
-        "learner learning, step 12, loss 2.500, live is 0 versions behind",
+        "learner: learning, step 12, loss 2.500, live is 0 versions behind",
         "published version 4 (step 1,200, 34,000 tokens trained)",
         "verdict: promote version 4: better by [0.2] on 32 traces",
         "version 4 is live after no drafter; decoding stood still for 3.2 ms",

@@ -1,4 +1,6 @@
+import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -152,3 +154,17 @@ def test_lines_are_json_objects(tmp_path):
     append_line(tmp_path / "x.jsonl", {"reason": "two\nlines"})
     [line] = (tmp_path / "x.jsonl").read_text().splitlines()
     assert json.loads(line) == {"reason": "two\nlines"}
+
+
+def test_log_file_holds_more_than_standard_error_shows(tmp_path, monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler(shown)])
+    directory = RunDirectory(tmp_path)
+    logger = logging.getLogger("aurora_core.anything")
+    with directory.locked(), directory.logged():
+        logger.info("a detail")
+        logger.warning("a warning")
+    logger.warning("afterwards")
+    text = (directory.logs / "controller.log").read_text()
+    assert "a detail" in text and "a warning" in text and "afterwards" not in text
+    assert shown.getvalue() == "a warning\nafterwards\n"

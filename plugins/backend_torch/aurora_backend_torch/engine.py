@@ -28,8 +28,8 @@ from aurora_backend_torch.model import TargetModel
 from aurora_backend_torch.residents import Residents
 from aurora_backend_torch.stepping import Stepper, StepResult
 from aurora_core import kernels
-from aurora_core.config import ComponentSection
 from aurora_core.components import build_component
+from aurora_core.config import ComponentSection
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import ServePlan, TraceWriter
 from aurora_core.plugins import Plugins
@@ -88,9 +88,7 @@ class Engine:
         """Start the engine thread."""
         self._thread.start()
 
-    def submit(
-        self, request: GenerationRequest, on_output: Callable[[StepOutput], None]
-    ) -> None:
+    def submit(self, request: GenerationRequest, on_output: Callable[[StepOutput], None]) -> None:
         """Queue a request; `on_output` is called on the engine thread.
 
         Raises:
@@ -98,9 +96,7 @@ class Engine:
             BackendError: the drafter asked for is not resident, or the engine is stopping.
         """
         if isinstance(request.drafter, int) and self._residents.get(request.drafter) is None:
-            raise BackendError(
-                f"drafter version {request.drafter} is not resident; load it first"
-            )
+            raise BackendError(f"drafter version {request.drafter} is not resident; load it first")
         with self._changed:
             if self._is_stopping:
                 raise BackendError("the engine is stopping; send the request elsewhere")

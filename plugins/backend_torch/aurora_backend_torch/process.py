@@ -95,6 +95,7 @@ def _load_and_serve(launch: EngineLaunch, events: TextIO, sock: socket.socket, u
         for number in _STOP_SIGNALS:  # traces handed over are written before the process ends
             signal.signal(number, signal.SIG_IGN)
         engine.shutdown()
+        logger.info("the engine has stopped")
 
 
 async def _run_server(

@@ -113,7 +113,13 @@ class Stepper:
                 result = self._finish_chunk(span, mine, at, logits, best_ids, logsumexp)
             else:
                 result = self._verify(
-                    span, mine, logits[index:], best_ids[index:], logsumexp[index:], times, verifying
+                    span,
+                    mine,
+                    logits[index:],
+                    best_ids[index:],
+                    logsumexp[index:],
+                    times,
+                    verifying,
                 )
             if result is not None:
                 results.append((span.active, result))
@@ -211,9 +217,7 @@ class Stepper:
         self._keep_rows(active, span.start, features)
         if active.recorder is not None:
             count = span.count
-            active.recorder.add_rows(
-                range(span.start, span.start + count), [-1] * count, features
-            )
+            active.recorder.add_rows(range(span.start, span.start + count), [-1] * count, features)
         active.num_computed += span.count
         if active.is_prefilling:
             return None
@@ -241,9 +245,7 @@ class Stepper:
         chosen: list[int] = []
         for index in range(len(drafts) + 1):
             position = span.start + index + 1
-            token = choose(
-                logits[index], best[index], request.sampling, active.seed, position
-            )
+            token = choose(logits[index], best[index], request.sampling, active.seed, position)
             chosen.append(token)
             ends = token in request.stop_token_ids or len(chosen) == active.num_left
             if ends or index == len(drafts) or drafts[index] != token:
@@ -295,9 +297,7 @@ class Stepper:
         nodes = [-1] * kept + [first_node + index - 1 for index in range(kept, num_nodes + 1)]
         active.recorder.add_rows(positions, nodes, features)
 
-    def _keep_rows(
-        self, active: ActiveRequest, start: int, features: Mapping[str, Tensor]
-    ) -> None:
+    def _keep_rows(self, active: ActiveRequest, start: int, features: Mapping[str, Tensor]) -> None:
         if active.window is not None:
             active.window.append(start, features)
             if active.draft_version == NO_DRAFTER and active.num_steps:

@@ -49,10 +49,9 @@ def test_client_that_leaves_in_mid_stream_frees_the_slot(served: Served) -> None
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_request_that_the_engine_gives_up_is_a_500(served: Served, is_streamed: bool) -> None:
     served.engine.may_step.clear()
-    with pytest.raises(openai.APIError, match="the server failed on this request"):
-        with give_up_soon(served):
-            answer = served.openai().completions.create(model=MODEL, prompt="a", stream=is_streamed)
-            list(answer)
+    failure = pytest.raises(openai.APIError, match="the server failed on this request")
+    with failure, give_up_soon(served):
+        list(served.openai().completions.create(model=MODEL, prompt="a", stream=is_streamed))
     assert served.http.get("/health").status_code == 200
 
 

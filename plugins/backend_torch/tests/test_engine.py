@@ -294,7 +294,7 @@ def test_an_ended_request_frees_its_place_and_leaves_an_aborted_trace(served: Se
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_back(served: Served) -> None:
-    served.engine._options = served.engine._options.model_copy(  # noqa: SLF001
+    served.engine._options = served.engine._options.model_copy(
         update={"max_running_requests": 1, "max_waiting_requests": 1}
     )
     collected = [Outputs() for _ in range(2)]
@@ -311,7 +311,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(served: Served) -> None
 
 def test_a_drafter_that_fails_is_put_aside_and_serving_goes_on(served: Served) -> None:
     served.engine.swap(1, "")
-    drafter = served.engine._residents.get(1)  # noqa: SLF001
+    drafter = served.engine._residents.get(1)
     assert drafter is not None
 
     def fail(requests: object) -> list[object]:

@@ -110,7 +110,7 @@ async def test_swaps_change_the_drafter_and_never_the_output(
     await backend.load_resident(2)
     routed = await answers(backend, drafter=2)
     assert token_ids(routed) == token_ids(plain)
-    assert all(answer.aurora["min_draft_version"] == 2 for answer in routed)
+    assert all(answer.aurora["max_draft_version"] == 2 for answer in routed)
     assert all(
         answer.aurora["num_drafted"] == 0 for answer in await answers(backend, drafter="none")
     )

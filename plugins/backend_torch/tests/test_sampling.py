@@ -41,9 +41,7 @@ def test_a_tiny_top_p_leaves_the_best_token() -> None:
     assert found[0] == 1.0
 
 
-def test_a_draft_is_accepted_with_the_targets_probability_and_the_output_keeps_the_distribution() -> (
-    None
-):
+def test_drafts_are_accepted_with_the_targets_probability_and_keep_the_distribution() -> None:
     """One-step speculation with a fixed draft: accept if the target's own draw equals it."""
     draft, accepted, output = 1, 0, np.zeros(5)
     sampling = Sampling(temperature=1.0)

@@ -41,7 +41,10 @@ class Eagle3Speculator(Speculator):
         from aurora_eagle.model import Eagle3Network
 
         target_ids = vocabulary.choose_target_ids(
-            traces, vocab_size=weights.vocab_size, size=self.options.draft_vocab_size
+            traces,
+            weights.lm_head,
+            size=self.options.draft_vocab_size,
+            vocab_size=weights.vocab_size,
         )
         shape = initialise.draft_shape(
             weights, draft_vocab_size=len(target_ids), num_aux_layers=len(self._aux_layers)

@@ -13,29 +13,51 @@ from torch import Tensor
 
 from aurora_core.records import Trace
 
+PROMPT_SHARE = 0.3
+"""What a prompt's token counts beside one of a response: prompts name what responses will name."""
 
-def choose_target_ids(traces: Sequence[Trace], *, vocab_size: int, size: int) -> Tensor:
+ROWS_AT_ONCE = 256
+"""Rows whose distributions over the whole target vocabulary are held at a time."""
+
+
+def choose_target_ids(
+    traces: Sequence[Trace], target_head: Tensor, *, size: int, vocab_size: int
+) -> Tensor:
     """Return the target ids of a draft vocabulary, sorted, int64 [min(size, vocab_size)].
 
-    Tokens of responses come first, the most frequent first; then tokens of prompts alone; then the
-    lowest unused ids, which in merge-based tokenizers are the most common.
+    A few traces hold few different tokens, but at each of their positions the target knew what else
+    could have come. Tokens are ranked by how often they occur plus how often they were expected;
+    then come the lowest ids, which in merge-based tokenizers are the most common.
 
     Args:
         traces: those of the target's traffic seen so far; may be empty.
-        vocab_size: ids of the target.
+        target_head: the target's output head, [vocab_size, H].
         size: ids to choose.
+        vocab_size: ids of the target.
     """
-    in_responses = torch.zeros(vocab_size, dtype=torch.int64)
-    in_prompts = torch.zeros(vocab_size, dtype=torch.int64)
+    score = torch.zeros(vocab_size, dtype=torch.float64)
     for trace in traces:
         prompt, response = trace.token_ids[: trace.prompt_len], trace.token_ids[trace.prompt_len :]
-        in_responses += torch.bincount(response, minlength=vocab_size)
-        in_prompts += torch.bincount(prompt, minlength=vocab_size)
-    order = torch.arange(vocab_size)
-    # Stable sorts from the least to the most important key.
-    order = order[torch.argsort(in_prompts[order], descending=True, stable=True)]
-    order = order[torch.argsort(in_responses[order], descending=True, stable=True)]
+        score += torch.bincount(response, minlength=vocab_size)
+        score += PROMPT_SHARE * torch.bincount(prompt, minlength=vocab_size)
+    if any("last_hidden_state" in trace.features for trace in traces):
+        _add_expected(score, traces, target_head.float())
+    order = torch.argsort(score, descending=True, stable=True)
     return order[:size].sort().values
+
+
+def _add_expected(score: Tensor, traces: Sequence[Trace], head: Tensor) -> None:
+    for trace in traces:
+        hidden = trace.features.get("last_hidden_state")
+        if hidden is None:
+            continue
+        # A row at the prompt's last position expects the first token of the response.
+        share = torch.where(trace.rows.position >= trace.prompt_len - 1, 1.0, PROMPT_SHARE)
+        share = share.masked_fill(trace.rows.position < 0, 0.0)
+        for rows in torch.arange(len(hidden)).split(ROWS_AT_ONCE):
+            expected = share[rows] @ (hidden[rows].float() @ head.T).softmax(-1)
+            # A damaged row has no say; whoever trains on its trace will refuse it.
+            score += expected.nan_to_num(nan=0.0)
 
 
 def to_offsets(target_ids: Tensor) -> Tensor:

@@ -22,7 +22,9 @@ def random(*size: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> tor
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 25])
-def test_a_row_of_a_product_does_not_depend_on_the_others(num_rows: int, dtype: torch.dtype) -> None:
+def test_a_row_of_a_product_does_not_depend_on_the_others(
+    num_rows: int, dtype: torch.dtype
+) -> None:
     x, weight = random(num_rows, 72), random(101, 72, seed=1, dtype=dtype)
     together = kernels.linear(x, weight)
     alone = torch.cat([kernels.linear(x[r : r + 1], weight) for r in range(num_rows)])
@@ -35,7 +37,9 @@ def test_products_are_right_at_every_edge(depth: int, dtype: torch.dtype) -> Non
     for num_columns in (1, 2, 7, 48, 49, 50):
         x, weight = random(5, depth), random(num_columns, depth, seed=1, dtype=dtype)
         expected = x.double() @ weight.double().T
-        torch.testing.assert_close(kernels.linear(x, weight).double(), expected, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(
+            kernels.linear(x, weight).double(), expected, rtol=1e-5, atol=1e-4
+        )
 
 
 def test_threads_do_not_change_a_product() -> None:
