@@ -226,7 +226,7 @@ class RunConsole:
         grid.add_column()
         trend = [window.acceptance_length for _, window in self._series.windows(32)]
         drawn = sparkline([value for value in trend if value is not None], self._encoding)
-        length = acceptance_length_of(self._recent)
+        length = acceptance_length_of(tuple(self._recent))
         grid.add_row("served", escape(self._requests_text()))
         grid.add_row("acceptance length", f"[bold cyan]{length:.2f}[/]  [cyan]{drawn}[/]")
         grid.add_row("learner", escape(self._learner_text()))
@@ -242,12 +242,14 @@ class RunConsole:
         return self._console.encoding
 
     def _requests_text(self) -> str:
+        # Copies: rich draws on a thread of its own, and a deque must not grow while it is read.
+        recent, plain = tuple(self._recent), tuple(self._recent_plain)
         return describe_requests(
             self._count_requests(),
             self._wanted_requests,
-            live_otps=mean_otps(self._recent),
-            plain_otps=mean_otps(self._recent_plain),
-            length=None if self._is_live else acceptance_length_of(self._recent),
+            live_otps=mean_otps(recent),
+            plain_otps=mean_otps(plain),
+            length=None if self._is_live else acceptance_length_of(recent),
             live_version=None if self._is_live else self._live_version,
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from aurora_core.acceptance import acceptance_length
-from aurora_core.records import DraftVersion, Evidence, RequestStats, ServingStats
+from aurora_core.records import NO_DRAFTER, DraftVersion, Evidence, RequestStats, ServingStats
 
 WINDOW_REQUESTS = 1000
 """Finished requests that count as recent traffic."""
@@ -60,9 +60,9 @@ class LiveTraffic:
         """
         by_version: dict[int, list[RequestStats]] = defaultdict(list)
         for request in self._recent:
-            whole = request.min_draft_version == request.max_draft_version
-            if whole and request.finish_reason != "abort":
-                by_version[request.min_draft_version].append(request)
+            version = version_of(request)
+            if version is not None and request.finish_reason != "abort":
+                by_version[version].append(request)
         return tuple(
             ServingStats(
                 version=version,
@@ -73,6 +73,21 @@ class LiveTraffic:
             )
             for version, requests in sorted(by_version.items())
         )
+
+
+def version_of(request: RequestStats) -> int | None:
+    """Return the version that served a request, None when it saw a swap.
+
+    Engines report plain steps as `NO_DRAFTER` even while a drafter is live, for example where no
+    draft fits before the token limit. Such a request belongs to its drafter if most of its steps
+    carried drafts.
+    """
+    oldest, newest = request.min_draft_version, request.max_draft_version
+    if oldest == newest:
+        return newest
+    if oldest == NO_DRAFTER and 2 * request.num_speculative_steps > request.num_steps:
+        return newest
+    return None
 
 
 def acceptance_length_of(requests: Iterable[RequestStats]) -> float:

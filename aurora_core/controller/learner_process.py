@@ -234,7 +234,7 @@ class LearnerProcess:
         self.record.num_restarts += 1
         self.record.state = "restarting"
         reason = self._describe_end(status)
-        log.warning("the learner %s; restarting it in %.1f s", reason, delay_s)
+        log.info("the learner %s; restarting it in %.1f s", reason, delay_s)
         self._on_event(Restarting(reason=reason, delay_s=delay_s))
         with anyio.move_on_after(delay_s):
             await self._stop_requested.wait()

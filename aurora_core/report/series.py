@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from aurora_core.acceptance import acceptance_length
-from aurora_core.controller.evidence import otps
+from aurora_core.controller.evidence import otps, version_of
 from aurora_core.records import NO_DRAFTER, RequestStats
 
 
@@ -40,7 +40,10 @@ class RequestBin:
         self.num_live += 1
         self.accepted += sum(request.accepted_per_position)
         self.num_steps += request.num_steps
-        self.staleness_sum += newest_version - max(request.min_draft_version, 0)
+        served = version_of(request)
+        self.staleness_sum += newest_version - max(
+            request.min_draft_version if served is None else served, 0
+        )
         if speed is not None:
             self.live_otps_sum += speed
             self.live_otps_count += 1
@@ -114,7 +117,7 @@ class RequestSeries:
 
 
 class ScalarSeries:
-    """Points (x, y) in order, thinned to every second one whenever there are too many."""
+    """Points (x, y) by growing x, thinned to every second one whenever there are too many."""
 
     def __init__(self, max_points: int = 2048) -> None:
         self.points: list[tuple[float, float]] = []
@@ -123,7 +126,10 @@ class ScalarSeries:
         self._seen = 0
 
     def add(self, x: float, y: float) -> None:
-        """Append a point."""
+        """Append a point; one further back replaces everything from there on, as a learner that
+        resumes from a checkpoint does its lost steps again."""
+        while self.points and self.points[-1][0] >= x:
+            self.points.pop()
         if self._seen % self._stride == 0:
             self.points.append((x, y))
         self._seen += 1

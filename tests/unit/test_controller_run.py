@@ -419,8 +419,15 @@ def script_environment():
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["starting", "serving", "swapped"])
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("starting", signal.SIGINT),
+        ("starting", signal.SIGTERM),
+        ("serving", signal.SIGTERM),
+        ("swapped", signal.SIGINT),
+    ],
+)
 def test_interrupted_run_stops_cleanly_and_leaves_a_consistent_directory(settings, number, moment):
     settings["backend"]["step_ms"] = 5.0
     directory = RunDirectory(Path(settings["run_dir"]))

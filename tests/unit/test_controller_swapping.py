@@ -1,13 +1,14 @@
 """Judging and swapping, on the fake engine without its HTTP side."""
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 
 import anyio
 import pytest
 
-from aurora_core.controller.evidence import LiveTraffic
+from aurora_core.controller.evidence import LiveTraffic, version_of
 from aurora_core.controller.run_directory import read_lines
 from aurora_core.controller.swapping import Swapping, read_evidence
 from aurora_core.interfaces import Options, SwapPolicy
@@ -259,3 +260,14 @@ def test_evidence_keeps_versions_apart_and_leaves_mixed_requests_out():
     traffic.swapped(40.0)
     after = traffic.evidence(candidate, live=None, previous=None, now=45.0)
     assert (after.num_requests_since_swap, after.seconds_since_swap) == (0, 5.0)
+
+
+def test_request_with_a_few_plain_steps_belongs_to_its_drafter():
+    def request(speculative_steps):
+        mixed = stats(1, version=NO_DRAFTER, upto=5)
+        return dataclasses.replace(mixed, num_speculative_steps=speculative_steps)
+
+    assert version_of(request(9)) == 5  # the last token needed no draft
+    assert version_of(request(3)) is None  # the first drafter went live in the middle
+    assert version_of(stats(1, version=4, upto=5)) is None
+    assert version_of(stats(1, version=NO_DRAFTER)) == NO_DRAFTER

@@ -266,6 +266,13 @@ def test_scalar_series_is_thinned_evenly():
     assert len(series.points) <= 10 and len(steps) == 1 and series.points[0] == (0, 0)
 
 
+def test_steps_that_a_restarted_learner_does_again_replace_the_lost_ones():
+    series = ScalarSeries()
+    for step, loss in ((1, 5.0), (2, 4.0), (3, 3.0), (2, 3.5), (3, 2.5)):
+        series.add(step, loss)
+    assert series.points == [(1, 5.0), (2, 3.5), (3, 2.5)]
+
+
 def test_held_out_acceptance_of_candidate_and_live_drafter():
     scored = Holdout(
         live_version=1, num_anchors=(10, 30), candidate_accepted=((5, 1), (15, 3)),

@@ -43,6 +43,7 @@ class ActiveRequest:
     num_drafted: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
     versions: set[int] = field(default_factory=set)
+    """Drafters that proposed anything."""
     batch_sizes: int = 0
     """Sum over steps, for the mean."""
 
@@ -74,8 +75,8 @@ class ActiveRequest:
         """Count a verification step."""
         self.num_steps += 1
         self.batch_sizes += batch
-        self.versions.add(version)
         if num_drafted:
+            self.versions.add(version)
             self.num_speculative_steps += 1
             self.num_drafted += num_drafted
             missing = num_drafted - len(self.accepted_per_position)

@@ -158,7 +158,7 @@ class TorchBackend(Backend):
         try:
             answer = await self._client.request(method, path, **arguments)
         except httpx.HTTPError as error:
-            if self._process is not None and self._process.returncode is not None:
+            if self._process is not None and await self._process.has_ended():
                 raise BackendError(self._process.describe_end()) from error
             reason = str(error) or type(error).__name__
             raise BackendError(f"the engine does not answer {method} {path}: {reason}") from error

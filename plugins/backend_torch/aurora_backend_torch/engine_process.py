@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_LINE_BYTES = 1 << 20
 _TERMINATE_WAIT_S = 5.0
+_NOTICE_S = 0.5
 
 
 class EngineProcess:
@@ -67,6 +68,12 @@ class EngineProcess:
     def pid(self) -> int:
         """Process id."""
         return self._process.pid
+
+    async def has_ended(self) -> bool:
+        """Return whether the process is gone, allowing a broken connection to be noticed first."""
+        with anyio.move_on_after(_NOTICE_S):
+            await self._process.wait()
+        return self._process.returncode is not None
 
     @property
     def returncode(self) -> int | None:

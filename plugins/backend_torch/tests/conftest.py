@@ -45,9 +45,13 @@ def tokenizer(tiny_directory: Path) -> TargetTokenizer:
 @pytest.fixture
 def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let child processes import the checkout, as this one does, and find the toy plugin."""
-    toy = install_toy(tmp_path / "toy")
-    places = [ROOT, ROOT / "plugins" / "backend_torch", toy]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, places)))
+    make_importable(monkeypatch, tmp_path / "toy")
+
+
+def make_importable(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Set the module path of child processes; the toy is laid out in `folder`."""
+    places = [ROOT, ROOT / "plugins" / "backend_torch", install_toy(folder)]
+    patch.setenv("PYTHONPATH", os.pathsep.join(map(str, places)))
 
 
 def plan_for(target: TargetSpec, run_dir: Path) -> ServePlan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -23,9 +24,9 @@ from aurora_core.target.spec import read_target_spec
 from aurora_core.target.weights import TargetWeights
 from aurora_core.testing.toy_speculator import ToyOptions, ToySpeculator
 from aurora_core.versions import VersionStore
-from plugins.backend_torch.tests.conftest import plan_for
+from plugins.backend_torch.tests.conftest import make_importable, plan_for
 
-pytestmark = pytest.mark.usefixtures("importable")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROMPTS = ["SELECT name", "def f(x):", "What is 2 + 2?", "hello"]
 MAX_TOKENS = 24
@@ -36,15 +37,31 @@ def target(tiny_directory: Path) -> TargetSpec:
     return read_target_spec(tiny_directory)
 
 
-@pytest_asyncio.fixture
-async def backend(target: TargetSpec, tmp_path: Path) -> AsyncIterator[TorchBackend]:
-    backend = TorchBackend(TorchBackendOptions(num_threads=1, max_running_requests=3))
-    try:
-        await backend.start(plan_for(target, tmp_path))
-        yield backend
-    finally:
-        await backend.stop()
+@contextlib.asynccontextmanager
+async def running(target: TargetSpec, run_dir: Path) -> AsyncIterator[TorchBackend]:
+    """Run an engine process, and see that none is left."""
+    options = TorchBackendOptions(num_threads=1, max_running_requests=3, dtype="float32")
+    backend = TorchBackend(options)
+    with pytest.MonkeyPatch.context() as patch:
+        make_importable(patch, run_dir / "toy")
+        try:
+            await backend.start(plan_for(target, run_dir))
+            yield backend
+        finally:
+            await backend.stop()
     assert psutil.Process().children(recursive=True) == []
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(target: TargetSpec, run_dir: Path) -> AsyncIterator[TorchBackend]:
+    """One engine process for the tests that leave it running."""
+    async with running(target, run_dir) as backend:
+        yield backend
 
 
 def client_of(backend: TorchBackend) -> openai.AsyncOpenAI:
@@ -93,13 +110,13 @@ def token_ids(given: list[openai.types.Completion]) -> list[list[int]]:
 
 
 async def test_swaps_change_the_drafter_and_never_the_output(
-    backend: TorchBackend, target: TargetSpec, tmp_path: Path
+    backend: TorchBackend, target: TargetSpec, run_dir: Path
 ) -> None:
     plain = await answers(backend)
     assert all(len(ids) == MAX_TOKENS for ids in token_ids(plain))
     assert all(answer.aurora["max_draft_version"] == NO_DRAFTER for answer in plain)
 
-    first, second = (publish(target, tmp_path, version) for version in (1, 2))
+    first, second = (publish(target, run_dir, version) for version in (1, 2))
     receipt = await backend.swap(first)
     assert (receipt.version, receipt.checksum) == (1, first.checksum)
     drafted = await answers(backend)
@@ -124,31 +141,28 @@ async def test_swaps_change_the_drafter_and_never_the_output(
 
     finished = await backend.finished(0)
     assert len(finished) == 5 * len(PROMPTS)
-    last = finished[-1].sequence
-    assert await backend.finished(last) == []
+    assert await backend.finished(finished[-1].sequence) == []
+    await backend.unload_resident(1)
+    with pytest.raises(BackendError, match=r"^version 2 is live; make another one live first$"):
+        await backend.unload_resident(2)
     assert (await backend.swap(None)).version == NO_DRAFTER
-
-    await backend.stop()
-    reader = open_reader(plan_for(target, tmp_path).sink_url or "")
-    reader.poll()
-    assert len(list(reader.iterate())) == 5 * len(PROMPTS), "every trace is on disk after a stop"
 
 
 async def test_refused_swap_keeps_the_live_drafter(
-    backend: TorchBackend, target: TargetSpec, tmp_path: Path
+    backend: TorchBackend, target: TargetSpec, run_dir: Path
 ) -> None:
-    draft = publish(target, tmp_path, 1)
+    draft = publish(target, run_dir, 3)
     await backend.swap(draft)
     with pytest.raises(BackendError, match=r"there is no drafter version 9 to load"):
         await backend.swap(replace(draft, version=9))
     with pytest.raises(BackendError, match=r"has checksum .* on disk"):
         await backend.swap(replace(draft, checksum="0" * 64))
-    weights = Path(publish(target, tmp_path, 2).path) / "model.safetensors"
+    weights = Path(publish(target, run_dir, 4).path) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    broken = replace(draft, version=2, checksum="")
+    broken = replace(draft, version=4, checksum="")
     with pytest.raises(BackendError):
         await backend.swap(broken)
-    assert (await backend.status()).live_version == 1
+    assert (await backend.status()).live_version == 3
 
 
 async def test_stop_string_and_seed_behave_over_the_real_engine(backend: TorchBackend) -> None:
@@ -169,18 +183,18 @@ async def test_stop_string_and_seed_behave_over_the_real_engine(backend: TorchBa
     assert sampled[0] == sampled[1] != sampled[2]
 
 
-async def test_killed_engine_is_reported(backend: TorchBackend) -> None:
-    [engine] = psutil.Process().children()
-    engine.kill()
-    engine.wait()
-    with pytest.raises(BackendError, match=r"the engine was killed by SIGKILL|does not answer"):
-        await backend.status()
-
-
-async def test_sigterm_ends_the_engine_cleanly(backend: TorchBackend, tmp_path: Path) -> None:
-    [engine] = psutil.Process().children()
-    os.kill(engine.pid, signal.SIGTERM)
-    engine.wait(timeout=20)
-    with pytest.raises(BackendError, match=r"ended with exit status 0|does not answer"):
-        await backend.status()
+async def test_sigterm_ends_cleanly_with_every_trace_written(
+    target: TargetSpec, tmp_path: Path
+) -> None:
+    async with running(target, tmp_path) as backend:
+        await answers(backend)
+        [engine] = psutil.Process().children()
+        os.kill(engine.pid, signal.SIGTERM)
+        with pytest.raises(BackendError, match=r"^the engine ended with exit status 0; see '"):
+            for _ in range(100):
+                await backend.status()
+                await asyncio.sleep(0.1)
     assert "Traceback" not in (tmp_path / "logs" / "engine.log").read_text()
+    reader = open_reader(plan_for(target, tmp_path).sink_url or "")
+    reader.poll()
+    assert len(list(reader.iterate())) == len(PROMPTS)

@@ -60,7 +60,7 @@ def compute_loss(network: Eagle3Network, batch: Batch, options: Eagle3Options) -
         loss_sum=loss_sum,
         weight_sum=weight_sum,
         num_tokens=num_tokens,
-        metrics=_metrics(loss_sum.detach() / weight_sum, hits_KA, supervised_KA),
+        metrics=_metrics(hits_KA, supervised_KA),
     )
 
 
@@ -107,11 +107,11 @@ def supervising_rows(batch: Batch, num_steps: int) -> Tensor:
     return rows_KA.masked_fill(~inside_KA, -1)
 
 
-def _metrics(loss: Tensor, hits_KA: Tensor, supervised_KA: Tensor) -> dict[str, Tensor]:
+def _metrics(hits_KA: Tensor, supervised_KA: Tensor) -> dict[str, Tensor]:
     judged_A = supervised_KA.all(0)
     right_KA = hits_KA[:, judged_A].cumprod(0).float()
     num_judged = judged_A.sum().clamp(min=1)
-    metrics = {"loss": loss, "acceptance_length": 1 + right_KA.sum() / num_judged}
+    metrics = {"acceptance_length": 1 + right_KA.sum() / num_judged}
     for step, right_A in enumerate(right_KA, start=1):
         metrics[f"accepted_{step}"] = right_A.sum() / num_judged
     return metrics
