@@ -42,7 +42,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class Component(ABC):
+class Component:
     """A class that a config section selects by name and builds from its own options."""
 
     Config: ClassVar[type[Options]] = Options
@@ -65,7 +65,7 @@ class LossOutput:
     """Name -> float32 [] means for the log."""
 
 
-class Speculator(Component):
+class Speculator(Component, ABC):
     """A drafter algorithm: what to record, how to learn from it, how to draft.
 
     The engine uses `needs`, `load` and `drafter`; the learner uses the rest. One instance serves
@@ -190,7 +190,7 @@ class Drafter(ABC):
         """Learn from a finished request without gradients."""
 
 
-class Backend(Component):
+class Backend(Component, ABC):
     """A serving engine seen from outside. Methods are called from one asyncio event loop."""
 
     @property
@@ -254,7 +254,7 @@ class ServePlan:
     seed: int
 
 
-class TraceSink(Component):
+class TraceSink(Component, ABC):
     """The bounded buffer between serving and learning: the replay of actor-learner RL.
 
     Writers and readers are opened from the sink's URL in other processes, so that the engine's
@@ -266,7 +266,7 @@ class TraceSink(Component):
     def url(self) -> str:
         """Return an address that `open_writer` and `open_reader` understand elsewhere."""
 
-    def prepare(self) -> None:  # noqa: B027 - a sink may have nothing to create
+    def prepare(self) -> None:
         """Create what the ends will need. The controller calls it before it starts any process.
 
         Raises:
@@ -339,7 +339,7 @@ class TraceReader(ABC):
         """Continue where `state_dict` was taken; traces that are gone by now are forgotten."""
 
 
-class SwapPolicy(Component):
+class SwapPolicy(Component, ABC):
     """Judges whether new weights go live, and when to go back. Pure: no I/O and no clock."""
 
     @abstractmethod

@@ -126,7 +126,7 @@ class Stepper:
         return results
 
     def _plan(self, running: Sequence[ActiveRequest]) -> list[_Span]:
-        """Lay out the rows of a pass: verification rows of all, then prompt rows up to the limit."""
+        """Lay out the rows of a pass: all verification rows, then prompt rows up to the limit."""
         spans: list[_Span] = []
         first, left = 0, self._max_prefill_rows
         for active in sorted(running, key=lambda active: active.is_prefilling):
