@@ -42,9 +42,6 @@ class TorchBackendOptions(Options):
     num_resident_drafters: int = Field(default=4, ge=1)
     """Drafters that may be loaded side by side, the live one included."""
 
-    record_rate: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Share of requests that leave a trace; requests can opt out, never in."""
-
     start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds the controller waits for the engine to answer."""
     stop_timeout_s: float = Field(default=10.0, gt=0)

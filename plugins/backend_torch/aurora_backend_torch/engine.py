@@ -84,6 +84,11 @@ class Engine:
         """Draft version that new requests get; `NO_DRAFTER` for none."""
         return self._residents.live_version
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine thread runs; without it nothing is answered any more."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Start the engine thread."""
         self._thread.start()
@@ -240,11 +245,7 @@ class Engine:
                 request, on_output = self._waiting.popleft()
             room = min(len(request.prompt_token_ids) + request.max_tokens, self.max_context)
             needs = self._plan.needs
-            records = (
-                self._writer is not None
-                and request.record
-                and self._random.random() < self._options.record_rate
-            )
+            records = self._writer is not None and request.record
             seed = request.sampling.seed
             self._running.append(
                 ActiveRequest(
@@ -384,6 +385,7 @@ def build_engine(plan: ServePlan, options: TorchBackendOptions) -> Engine:
         device=device,
         max_context=max_context + plan.num_speculative_tokens + 2,
     )
+    model.warm_up()
     writer = open_writer(plan.sink_url) if plan.sink_url else None
     return Engine(plan, options, model, residents, writer, max_context=max_context)
 

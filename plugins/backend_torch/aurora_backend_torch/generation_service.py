@@ -11,6 +11,7 @@ not read stays in its own generation's queue, at most `max_tokens` long.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from aurora_backend_torch.metrics import ServerMetrics
     from aurora_backend_torch.tokenizer import TargetTokenizer
     from aurora_core.records import RequestStats
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,8 +84,9 @@ class OutputRelay:
             choice, output = self._outputs.popleft()
             try:
                 choice.take(output)
-            except Exception as error:  # one request's failure must not stop the others' text
-                choice.fail(error)
+            except Exception:  # one request's failure must not stop the others' text
+                logger.exception("an output of %s cannot be shown", choice.request.request_id)
+                choice.fail()
 
 
 class Choice:
@@ -122,9 +126,9 @@ class Choice:
             delta.finish_reason = output.finish_reason
         self._generation.put(delta)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self) -> None:
         """End the response because of a fault of ours."""
-        self._generation.put(error)
+        self._generation.put(crash())
 
     def _delta(self, output: StepOutput) -> Delta:
         now = time.perf_counter()

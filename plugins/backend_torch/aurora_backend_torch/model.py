@@ -95,8 +95,8 @@ class TargetModel:
         rows = RowPlan(position=position, owner=owner, slot=position, length=position + 1)
         hidden = self.embed_tokens[token_ids].to(self.compute_dtype)
         if self._decoder.addressable:
-            keys, values = gather_addresses(caches)
-            hidden, aux = self._decoder.run_addressed(hidden, rows, keys, values, aux_layers)
+            addresses = gather_addresses(caches)
+            hidden, aux = self._decoder.run_addressed(hidden, rows, *addresses, aux_layers)
         else:
             keys = [[cache.keys[layer] for cache in caches] for layer in range(self.num_layers)]
             values = [[cache.values[layer] for cache in caches] for layer in range(self.num_layers)]
@@ -107,6 +107,12 @@ class TargetModel:
     def logits(self, last_hidden: Tensor) -> Tensor:
         """Return [R, V] logits for rows of `TargetRows.last_hidden`."""
         return kernels.linear(last_hidden, self.lm_head)
+
+    def warm_up(self) -> None:
+        """Run one row, so that compiling the kernels does not fall into the first request."""
+        zero = torch.zeros(1, dtype=torch.int64, device=self.device)
+        rows = self.forward(zero, zero, zero, [self.new_cache(1)])
+        kernels.argmax_logsumexp(self.logits(rows.last_hidden))
 
     def _matrix(self, tensor: Tensor) -> Tensor:
         return tensor.to(device=self.device, dtype=self.dtype).contiguous()

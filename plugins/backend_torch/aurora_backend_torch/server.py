@@ -59,6 +59,8 @@ def build_app(
         """Answer 200 while the engine serves."""
         if service.is_stopping:
             return JSONResponse({"status": "stopping"}, status_code=503)
+        if not service.engine.is_alive:
+            return JSONResponse({"status": "the engine has stopped"}, status_code=503)
         return JSONResponse({"status": "ok", "live_version": service.engine.live_version})
 
     @app.get("/metrics")

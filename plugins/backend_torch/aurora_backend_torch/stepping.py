@@ -85,7 +85,11 @@ class Stepper:
         owners = [index for index, span in enumerate(spans) for _ in range(span.count)]
         places = torch.tensor([token_ids, positions, owners], device=self._model.device)
         rows = self._model.forward(
-            *places.unbind(), [span.active.cache for span in spans], self._needs.aux_layers
+            places[0],
+            places[1],
+            places[2],
+            [span.active.cache for span in spans],
+            self._needs.aux_layers,
         )
         wanted = [row for span in spans for row in _rows_with_logits(span)]
         logits = self._model.logits(rows.last_hidden[torch.tensor(wanted, dtype=torch.int64)])

@@ -62,6 +62,10 @@ class FakeEngine:
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def start(self) -> None:
         self._thread.start()
 

@@ -54,7 +54,8 @@ def _add_expected(score: Tensor, traces: Sequence[Trace], head: Tensor) -> None:
         # A row at the prompt's last position expects the first token of the response.
         share = torch.where(trace.rows.position >= trace.prompt_len - 1, 1.0, PROMPT_SHARE)
         share = share.masked_fill(trace.rows.position < 0, 0.0)
-        for rows in torch.arange(len(hidden)).split(ROWS_AT_ONCE):
+        for first in range(0, len(hidden), ROWS_AT_ONCE):
+            rows = slice(first, first + ROWS_AT_ONCE)
             expected = share[rows] @ (hidden[rows].float() @ head.T).softmax(-1)
             # A damaged row has no say; whoever trains on its trace will refuse it.
             score += expected.nan_to_num(nan=0.0)

@@ -85,7 +85,8 @@ def learn(toy_installed: None) -> Iterator[Callable[[LearnerPlan], Recorder]]:
     from aurora_core.learner.process import run
 
     def run_plan(plan: LearnerPlan) -> Recorder:
-        control = Control()
+        initial = plan.initial_version
+        control = Control(live_version=initial.version if initial else None)
         recorder = Recorder(control)
         run(plan, control=control, events=recorder)
         return recorder

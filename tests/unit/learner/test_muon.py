@@ -19,12 +19,14 @@ def reference(matrix: Tensor) -> Tensor:
     return x.float()
 
 
-@pytest.mark.parametrize("shape", [(12, 12), (12, 20), (12, 24), (12, 60), (20, 12), (60, 12)])
+@pytest.mark.parametrize(
+    "shape", [(12, 12), (12, 17), (12, 60), (60, 12), (130, 131), (130, 261), (261, 130)]
+)
 def test_orthogonalizing_agrees_with_the_published_iteration(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     matrix = torch.randn(shape)
     wanted = reference(matrix) if shape[0] <= shape[1] else reference(matrix.T).T
-    torch.testing.assert_close(orthogonalize(matrix), wanted, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(orthogonalize(matrix), wanted, rtol=1e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("shape", [(16, 20), (16, 64), (64, 16)])

@@ -6,6 +6,8 @@ import dataclasses
 import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -408,6 +410,25 @@ def test_mixed_precision_trains_and_publishes_float32(learn: Any, make_plan: Any
 
     tensors = load_file(Path(store_of(plan).read(1).path) / "model.safetensors")
     assert tensors["cell.weight"].dtype == torch.float32
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other allocators than glibc's are not set up")
+def test_memory_of_freed_tensors_is_returned_although_small_ones_follow_them() -> None:
+    program = """
+import psutil, torch
+from aurora_core.learner.process import return_freed_memory
+return_freed_memory()
+kept, resident = [], []
+for _ in range(40):
+    gradient = torch.ones(5 << 20)                     # 20 MiB
+    kept.append(torch.ones(1 << 16))                   # 256 KiB
+    del gradient
+    kept.append(torch.ones(1 << 16))
+    resident.append(psutil.Process().memory_info().rss >> 20)
+print(resident[-1] - resident[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert int(done.stdout) < 100
 
 
 def test_every_generator_continues_where_it_was() -> None:
