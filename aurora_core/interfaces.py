@@ -247,8 +247,9 @@ class ServePlan:
     versions_dir: str
     """The only folder that drafters are loaded from."""
     initial_version: DraftVersion | None
-    sink_url: str | None
-    """Where the engine writes traces; None records nothing."""
+    sink: str | None
+    """Registered name of the trace sink that the engine writes to; None records nothing."""
+    sink_options: Mapping[str, object]
     run_dir: str
     """Logs and sockets of the engine go below this folder."""
     seed: int

@@ -40,7 +40,8 @@ FeatureName = Literal["aux_hidden_states", "last_hidden_state", "target_logsumex
                        layer id == number of layers means the last layer's output before the norm
     last_hidden_state  [R, D] input of the target's output head, after its final norm
     target_logsumexp   float32 [R] logsumexp of the target's logits over the whole vocabulary, so
-                       exact probabilities follow from `last_hidden_state` and any rows of the head
+                       exact probabilities follow from `last_hidden_state` and any rows of the head;
+                       NaN at prompt positions before the last, whose logits nobody needs
 """
 
 

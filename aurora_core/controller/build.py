@@ -145,7 +145,8 @@ def plan_serving(
         num_speculative_tokens=config.num_speculative_tokens,
         versions_dir=str(directory.versions),
         initial_version=initial,
-        sink_url=parts.sink.url if record else None,
+        sink=config.trace_sink.name if record else None,
+        sink_options=parts.sink.options.model_dump(mode="json"),
         run_dir=str(run_dir or directory.path),
         seed=config.seed,
     )

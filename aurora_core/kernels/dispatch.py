@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import platformdirs
+from aurora_core.target.cache import cache_directory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ def _cache_dir() -> Path:
     """Return where compiled code is kept: numba alone would not see a change in another module."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    return Path(platformdirs.user_cache_dir("aurora")) / "kernels" / digest[:16]
+    return cache_directory() / "kernels" / digest[:16]
 
 
 def use_compiled(tensor: Tensor) -> bool:

@@ -98,8 +98,8 @@ def orthogonalize(matrix: Tensor, *, num_iterations: int = 5) -> Tensor:
     if is_tall := matrix.shape[0] > matrix.shape[1]:
         result = result.T
     result = result / result.norm().clamp(min=1e-7)
-    # Far from square, it is cheaper to square once and to iterate on the small square. Squaring loses
-    # half the digits of small singular values, which bfloat16 does not have.
+    # Far from square, it is cheaper to square once and to iterate on the small square. Squaring
+    # loses half the digits of small singular values, which bfloat16 does not have.
     if result.dtype == torch.float32 and 2 * result.shape[1] >= 3 * result.shape[0]:
         gram = _symmetric_product(result, result.T)
         result = _polynomial_of_gram(gram, num_iterations) @ result

@@ -45,8 +45,7 @@ class Architecture:
     """Parameters of the scaling rule, such as `factor`; empty for the rule `default`."""
     hidden_act: str
     attention_bias: bool
-    """Whether query, key and value projections have biases (the output's too, except in Qwen2)."""
-    mlp_bias: bool
+    """Whether query, key and value projections have biases, as in Qwen2."""
     tie_word_embeddings: bool
     """Whether the output head is the embedding matrix."""
 
@@ -73,11 +72,6 @@ class Architecture:
         if self.attention_bias:
             shapes["self_attn.q_proj.bias"] = (query,)
             shapes["self_attn.k_proj.bias"] = shapes["self_attn.v_proj.bias"] = (key,)
-            if self.name != "Qwen2ForCausalLM":
-                shapes["self_attn.o_proj.bias"] = (hidden,)
-        if self.mlp_bias:
-            shapes["mlp.gate_proj.bias"] = shapes["mlp.up_proj.bias"] = (inner,)
-            shapes["mlp.down_proj.bias"] = (hidden,)
         if self.query_key_norm:
             shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (dim,)
         return shapes
@@ -170,8 +164,7 @@ def parse_architecture(config: Mapping[str, Any], directory: Path) -> Architectu
         rope_type=rope_type,
         rope_scaling=rope_scaling,
         hidden_act=config.get("hidden_act", "silu"),
-        attention_bias=name == "Qwen2ForCausalLM" or bool(config.get("attention_bias", False)),
-        mlp_bias=bool(config.get("mlp_bias", False)),
+        attention_bias=name == "Qwen2ForCausalLM",
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
     )
 
@@ -188,6 +181,13 @@ def _supported_name(config: Mapping[str, Any], directory: Path) -> str:
 
 
 def _refuse_variants(config: Mapping[str, Any], directory: Path) -> None:
+    # Qwen2 has biases on queries, keys and values whatever its config.json says.
+    for key in ("attention_bias", "mlp_bias"):
+        if config.get(key):
+            raise TargetError(
+                f"target {str(directory)!r} has `{key}: true`, which Aurora cannot serve; "
+                "choose a target without these biases"
+            )
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
         raise TargetError(

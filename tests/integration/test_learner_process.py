@@ -270,21 +270,26 @@ def test_two_ranks_learn_what_one_learns_from_the_same_traces(
     traces = [
         make_learnable_trace(seed, target, num_tokens=8 + 7 * (seed % 4)) for seed in range(16)
     ]
-    states = []
+    contents = []
     for name, options in {
         "one": {"batch_traces": 4, "fresh_traces": 2},
         "two": {"batch_traces": 2, "fresh_traces": 1, "devices": 2, "strategy": "ddp"},
     }.items():
         write_traces(tmp_path / name / "spool", traces)
-        plan = make_toy_plan(tmp_path / name, target, max_steps=4, **options)
+        # Without clipping: the moments of the optimizers then show the scale of the gradient.
+        plan = make_toy_plan(tmp_path / name, target, max_steps=4, gradient_clip=0, **options)
         learner = start(plan)
         assert learner.wait() == 0, learner.log.read_text()
         kinds = [event.event for event in learner.events]
         assert kinds.count("started") == 1 and kinds[-1] == "stopped"
         [path] = (tmp_path / name / "learner").glob("step-*.ckpt")
         content = torch.load(path, weights_only=True)
-        states.append((content["state_dict"], content["aurora"]["num_tokens_trained"]))
-    (one, one_tokens), (two, two_tokens) = states
-    assert one_tokens == two_tokens
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=0, atol=2e-3, msg=name)
+        contents.append(content)
+    one, two = contents
+    assert one["aurora"]["num_tokens_trained"] == two["aurora"]["num_tokens_trained"]
+    for name, tensor in one["state_dict"].items():
+        torch.testing.assert_close(two["state_dict"][name], tensor, rtol=0, atol=2e-3, msg=name)
+    for index, moments in one["optimizer_states"][0]["state"].items():
+        for name, tensor in moments.items():
+            other = two["optimizer_states"][0]["state"][index][name]
+            assert (other - tensor).norm() <= 0.02 * tensor.norm(), name

@@ -146,6 +146,12 @@ def test_a_damaged_config_is_refused(copy: Path) -> None:
     refused(copy, r"config.json cannot be read as JSON .*; fetch the target again")
 
 
+@pytest.mark.parametrize("key", ["attention_bias", "mlp_bias"])
+def test_biases_that_would_be_left_out_are_refused(copy: Path, key: str) -> None:
+    edit(copy / "config.json", **{key: True})
+    refused(copy, f"has `{key}: true`, which Aurora cannot serve; choose a target without")
+
+
 def test_a_directory_without_weights_is_refused(copy: Path) -> None:
     (copy / "model.safetensors").unlink()
     refused(copy, r"has no weights \(model.safetensors or model.safetensors.index.json\); give")

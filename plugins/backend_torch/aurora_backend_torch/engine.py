@@ -34,7 +34,6 @@ from aurora_core.errors import BackendError
 from aurora_core.interfaces import ServePlan, TraceWriter
 from aurora_core.plugins import Plugins
 from aurora_core.records import NO_DRAFTER, BackendStatus, RequestStats, SwapReceipt
-from aurora_core.spool import open_writer
 from aurora_core.target.weights import TargetWeights
 
 logger = logging.getLogger(__name__)
@@ -386,7 +385,10 @@ def build_engine(plan: ServePlan, options: TorchBackendOptions) -> Engine:
         max_context=max_context + plan.num_speculative_tokens + 2,
     )
     model.warm_up()
-    writer = open_writer(plan.sink_url) if plan.sink_url else None
+    writer = None
+    if plan.sink is not None:
+        section = ComponentSection(name=plan.sink, **plan.sink_options)
+        writer = build_component(plugins, "trace_sinks", section).open_writer()
     return Engine(plan, options, model, residents, writer, max_context=max_context)
 
 

@@ -46,6 +46,7 @@ class TargetModel:
         self.compute_dtype = torch.float32 if device.type == "cpu" else dtype
         self.num_layers = weights.num_layers
         self.num_kv_heads, self.head_dim = weights.num_key_value_heads, weights.head_dim
+        self.vocab_size = weights.vocab_size
         self.epsilon = weights.rms_norm_eps
         self.embed_tokens = self._matrix(weights.embed_tokens)
         tied = weights.lm_head is weights.embed_tokens

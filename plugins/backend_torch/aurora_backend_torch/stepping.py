@@ -19,7 +19,7 @@ from aurora_backend_torch.generation import TokenLogprob
 from aurora_backend_torch.model import TargetModel
 from aurora_backend_torch.residents import Residents
 from aurora_backend_torch.sampling import choose
-from aurora_core.interfaces import DraftRequest
+from aurora_core.interfaces import DraftRequest, Proposal
 from aurora_core.kernels import argmax_logsumexp
 from aurora_core.records import NO_DRAFTER, Needs
 
@@ -174,8 +174,11 @@ class Stepper:
         drafter = self._residents.get(version)
         if drafter is None:
             return
+        asked = [self._draft_request(active, version) for active in requests]
         try:
-            proposals = drafter.propose([self._draft_request(r, version) for r in requests])
+            proposals = drafter.propose(asked)
+            for proposal, request in zip(proposals, asked, strict=True):
+                self._check(proposal, request)
         except Exception:
             logger.exception("drafter version %d failed; serving goes on without it", version)
             self._residents.drop_broken(version)
@@ -186,6 +189,22 @@ class Stepper:
                 active.proposal, active.step_version = proposal, version
             if active.window is not None:
                 active.window.keep(REFILL_ROWS)
+
+    def _check(self, proposal: Proposal, request: DraftRequest) -> None:
+        """Refuse what would write beyond the cache or index beyond the vocabulary."""
+        drafted = proposal.token_ids
+        if len(drafted) > request.num_speculative_tokens:
+            raise ValueError(
+                f"{len(drafted)} draft tokens where {request.num_speculative_tokens} were asked for"
+            )
+        if not all(0 <= token < self._model.vocab_size for token in drafted):
+            raise ValueError(f"draft tokens {list(drafted)} are not all in the target's vocabulary")
+        if list(proposal.parents) != list(range(-1, len(drafted) - 1)):
+            raise ValueError(f"parents {list(proposal.parents)} are not those of a chain")
+        if len(proposal.log_probs) != len(drafted):
+            raise ValueError(
+                f"{len(proposal.log_probs)} log-probabilities for {len(drafted)} tokens"
+            )
 
     def _draft_request(self, active: ActiveRequest, version: int) -> DraftRequest:
         assert active.window is not None

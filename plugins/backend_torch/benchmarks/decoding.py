@@ -26,7 +26,6 @@ from aurora_backend_torch.generation import GenerationRequest, StepOutput
 from aurora_backend_torch.tokenizer import TargetTokenizer
 from aurora_core.interfaces import ServePlan
 from aurora_core.records import Needs, Sampling, TargetSpec
-from aurora_core.spool import SpoolOptions
 from aurora_core.target.pull import pull_target
 from aurora_core.target.spec import read_target_spec
 from aurora_core.traffic.prompts import generate
@@ -120,7 +119,8 @@ def start_engine(spec: TargetSpec, folder: Path, settings: argparse.Namespace) -
         num_speculative_tokens=3,
         versions_dir=str(folder / "versions"),
         initial_version=None,
-        sink_url=SpoolOptions(path=folder / "spool").url,
+        sink="spool",
+        sink_options={"path": str(folder / "spool")},
         run_dir=str(folder),
         seed=0,
     )

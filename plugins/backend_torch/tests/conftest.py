@@ -21,7 +21,6 @@ from aurora_backend_torch.server import HttpServer, bind, url_of
 from aurora_backend_torch.tokenizer import TargetTokenizer
 from aurora_core.interfaces import ServePlan
 from aurora_core.records import Needs, TargetSpec
-from aurora_core.spool import SpoolOptions
 from aurora_core.testing.tiny_target import make_tiny_target
 from aurora_core.testing.toy_run import install_toy
 from plugins.backend_torch.tests.fake_engine import FakeEngine
@@ -65,7 +64,8 @@ def plan_for(target: TargetSpec, run_dir: Path) -> ServePlan:
         num_speculative_tokens=3,
         versions_dir=str(run_dir / "versions"),
         initial_version=None,
-        sink_url=SpoolOptions(path=run_dir / "spool").url,
+        sink="spool",
+        sink_options={"path": str(run_dir / "spool")},
         run_dir=str(run_dir),
         seed=0,
     )

@@ -16,8 +16,9 @@ from aurora_backend_torch.config import TorchBackendOptions
 from aurora_backend_torch.engine import Engine, build_engine
 from aurora_backend_torch.generation import GenerationRequest, QueueFull, StepOutput
 from aurora_core.errors import BackendError
+from aurora_core.interfaces import DraftRequest, Proposal
 from aurora_core.records import NO_DRAFTER, Needs, Sampling, Trace
-from aurora_core.spool import open_reader
+from aurora_core.spool import SpoolOptions, open_reader
 from aurora_core.target.spec import read_target_spec
 from aurora_core.target.weights import TargetWeights
 from aurora_core.testing.tiny_target import make_tiny_target
@@ -108,7 +109,7 @@ class Served:
     def traces(self) -> dict[str, Trace]:
         """Stop the engine and read what it recorded."""
         self.engine.shutdown()
-        reader = open_reader(self.plan.sink_url or "")
+        reader = open_reader(SpoolOptions(path=Path(self.plan.run_dir) / "spool").url)
         reader.poll()
         return {trace.trace_id: trace for trace in reader.iterate()}
 
@@ -309,17 +310,32 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(served: Served) -> None
         assert outputs.done.wait(60)
 
 
-def test_a_drafter_that_fails_is_put_aside_and_serving_goes_on(served: Served) -> None:
+@pytest.mark.parametrize(
+    "proposal",
+    [
+        RuntimeError("planted"),
+        Proposal(token_ids=[1] * 9, parents=list(range(-1, 8)), log_probs=[0.0] * 9),
+        Proposal(token_ids=[10**6], parents=[-1], log_probs=[0.0]),
+        Proposal(token_ids=[1, 2], parents=[-1, -1], log_probs=[0.0, 0.0]),
+    ],
+    ids=["raises", "too long", "unknown token", "no chain"],
+)
+def test_a_drafter_that_misbehaves_is_put_aside_and_serving_goes_on(
+    served: Served, proposal: Proposal | Exception
+) -> None:
+    [plain] = generate(served.engine, [request("a", PROMPTS[0])])
     served.engine.swap(1, "")
     drafter = served.engine._residents.get(1)
     assert drafter is not None
 
-    def fail(requests: object) -> list[object]:
-        raise RuntimeError("planted")
+    def misbehave(requests: Sequence[DraftRequest]) -> list[Proposal]:
+        if isinstance(proposal, Exception):
+            raise proposal
+        return [proposal for _ in requests]
 
-    drafter.propose = fail  # type: ignore[method-assign]
-    [output] = generate(served.engine, [request("a", PROMPTS[0])])
-    assert len(output) == NUM_TOKENS
+    drafter.propose = misbehave  # type: ignore[method-assign]
+    [output] = generate(served.engine, [request("b", PROMPTS[0])])
+    assert output == plain
     assert served.engine.live_version == NO_DRAFTER
 
 

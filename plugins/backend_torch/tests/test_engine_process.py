@@ -19,7 +19,7 @@ from aurora_backend_torch.backend import TorchBackend
 from aurora_backend_torch.config import TorchBackendOptions
 from aurora_core.errors import BackendError
 from aurora_core.records import NO_DRAFTER, DraftVersion, TargetSpec
-from aurora_core.spool import open_reader
+from aurora_core.spool import SpoolOptions, open_reader
 from aurora_core.target.spec import read_target_spec
 from aurora_core.target.weights import TargetWeights
 from aurora_core.testing.toy_speculator import ToyOptions, ToySpeculator
@@ -202,6 +202,6 @@ async def test_sigterm_ends_cleanly_with_every_trace_written(
                 await backend.status()
                 await asyncio.sleep(0.1)
     assert "Traceback" not in (tmp_path / "logs" / "engine.log").read_text()
-    reader = open_reader(plan_for(target, tmp_path).sink_url or "")
+    reader = open_reader(SpoolOptions(path=tmp_path / "spool").url)
     reader.poll()
     assert len(list(reader.iterate())) == len(PROMPTS)

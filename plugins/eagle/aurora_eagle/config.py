@@ -35,9 +35,10 @@ class Eagle3Options(Options):
     """Whether a new drafter starts from the target's head, norm and last layer."""
     max_trace_tokens: int = Field(2048, ge=16)
     """Longer traces are trained on their last positions only."""
-    min_confidence: float = Field(0.0, ge=0, lt=1)
+    min_confidence: float = Field(0.3, ge=0, lt=1)
     """A chain is not extended beyond a token where the probability of the whole chain, as the
-    drafter sees it, has fallen below this; 0 always drafts to full depth."""
+    drafter sees it, has fallen below this; 0 always drafts to full depth. Worth about the cost of
+    drafting and verifying one more token, in tokens."""
     export_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Storage type of published weights; the learner's own checkpoints are float32."""
 

@@ -48,8 +48,13 @@ def target_model(target_path: Path) -> PreTrainedModel:
 @pytest.fixture(scope="session")
 def make_speculator(target: TargetSpec) -> Callable[..., Eagle3Speculator]:
     def make(**options: object) -> Eagle3Speculator:
-        chosen = {"draft_vocab_size": 96, "training_steps": 3, "export_dtype": "float32"} | options
-        return Eagle3Speculator(Eagle3Options.model_validate(chosen), target)
+        defaults = {
+            "draft_vocab_size": 96,
+            "training_steps": 3,
+            "min_confidence": 0.0,
+            "export_dtype": "float32",
+        }
+        return Eagle3Speculator(Eagle3Options.model_validate(defaults | options), target)
 
     return make
 
