@@ -264,7 +264,12 @@ class DraftVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdout:
-    """Held-out replay of two drafters on the same recent traces, one entry per trace."""
+    """Held-out replay of two drafters on the same recent traces, one entry per trace.
+
+    Every committed position is drafted from once, which compares two drafters with the least
+    noise. Serving sees less than this mean: it must draft again wherever drafting just failed, and
+    jumps over the positions where it went well.
+    """
 
     live_version: int | None
     """The version compared with; None when the engine served without a drafter."""

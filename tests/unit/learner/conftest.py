@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from aurora_core.interfaces import TraceReader
 from aurora_core.learner.control import Control, EventWriter
@@ -18,8 +20,14 @@ from aurora_core.records import TargetSpec, Trace
 from aurora_core.target.spec import read_target_spec
 from aurora_core.target.weights import TargetWeights
 from aurora_core.testing.tiny_target import make_tiny_target
-from aurora_core.testing.toy_run import install_toy, make_learnable_trace
+from aurora_core.testing.toy_run import (
+    install_toy,
+    make_learnable_trace,
+    make_toy_plan,
+    write_traces,
+)
 from aurora_core.testing.toy_speculator import ToyOptions, ToySpeculator
+from aurora_core.versions import VersionStore
 
 
 @pytest.fixture(scope="session")
@@ -142,3 +150,39 @@ class MemoryReader(TraceReader):
 @pytest.fixture
 def memory_reader() -> Callable[..., MemoryReader]:
     return MemoryReader
+
+
+@pytest.fixture(scope="session")
+def spool(target: TargetSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty traces, some of them held out; copy it, because a reader writes counts into it."""
+    path = tmp_path_factory.mktemp("spool") / "spool"
+    write_traces(path, [make_learnable_trace(seed, target) for seed in range(40)])
+    return path
+
+
+@pytest.fixture
+def make_plan(target: TargetSpec, spool: Path, tmp_path: Path) -> Callable[..., LearnerPlan]:
+    """Plan to learn from a copy of the spool, in a folder of that name; existing ones are kept."""
+
+    def make(name: str, **options: Any) -> LearnerPlan:
+        run_dir = tmp_path / name
+        if not run_dir.exists():
+            shutil.copytree(spool, run_dir / "spool")
+        return make_toy_plan(run_dir, target, **options)
+
+    return make
+
+
+@pytest.fixture
+def last_checkpoint() -> Callable[[LearnerPlan], dict[str, Any]]:
+    def read(plan: LearnerPlan) -> dict[str, Any]:
+        path = max(Path(plan.learner_dir).glob("step-*.ckpt"))
+        content: dict[str, Any] = torch.load(path, weights_only=True)
+        return content
+
+    return read
+
+
+@pytest.fixture
+def store_of() -> Callable[[LearnerPlan], VersionStore]:
+    return lambda plan: VersionStore(Path(plan.versions_dir))

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import random
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from aurora_core.errors import AuroraError, CheckpointError, ConfigError, PluginError
-from aurora_core.learner.plan import LearnerPlan
-from aurora_core.learner.random_state import random_state, restore_random_state
+from aurora_core.errors import AuroraError, ConfigError, PluginError
 from aurora_core.records import TargetSpec
-from aurora_core.spool import SpoolOptions, open_reader
-from aurora_core.target.weights import TargetWeights
 from aurora_core.testing.toy_run import make_learnable_trace, make_toy_plan, write_traces
 from aurora_core.testing.toy_speculator import ToySpeculator
-from aurora_core.versions import VersionStore
 
 NAN = float("nan")
 
 
 def test_bad_traces_are_counted_and_training_goes_on(
-    learn: Any, make_plan: Any, target: TargetSpec
+    last_checkpoint: Any, learn: Any, make_plan: Any, target: TargetSpec
 ) -> None:
     plan = make_plan("run", max_steps=40)
     bad = [make_learnable_trace(s, target, last_hidden_state=NAN) for s in range(200, 204)]

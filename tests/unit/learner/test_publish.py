@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import random
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from aurora_core.errors import AuroraError, CheckpointError, ConfigError, PluginError
-from aurora_core.learner.plan import LearnerPlan
-from aurora_core.learner.random_state import random_state, restore_random_state
-from aurora_core.records import TargetSpec
+from aurora_core.errors import CheckpointError
 from aurora_core.spool import SpoolOptions, open_reader
-from aurora_core.target.weights import TargetWeights
-from aurora_core.testing.toy_run import make_learnable_trace, make_toy_plan, write_traces
-from aurora_core.testing.toy_speculator import ToySpeculator
-from aurora_core.versions import VersionStore
 
 
-def test_what_is_learned_is_published_and_helps(learn: Any, make_plan: Any) -> None:
+def test_what_is_learned_is_published_and_helps(store_of: Any, learn: Any, make_plan: Any) -> None:
     plan = make_plan("run", max_steps=60, publish_every_steps=20, first_publish_steps=4)
     recorder = learn(plan)
     published = [event.version for event in recorder.of("published")]
@@ -42,7 +27,9 @@ def test_what_is_learned_is_published_and_helps(learn: Any, make_plan: Any) -> N
     assert recorder.events[-1].event == "stopped" and recorder.events[-1].step == 60
 
 
-def test_held_out_traces_are_scored_and_never_trained(learn: Any, make_plan: Any) -> None:
+def test_held_out_traces_are_scored_and_never_trained(
+    last_checkpoint: Any, learn: Any, make_plan: Any
+) -> None:
     plan = make_plan("run", max_steps=60, first_publish_steps=60)
     [event] = learn(plan).of("published")
     reader = open_reader(SpoolOptions(path=plan.sink_options["path"]).url)
@@ -56,7 +43,7 @@ def test_held_out_traces_are_scored_and_never_trained(learn: Any, make_plan: Any
 
 
 def test_the_candidate_is_compared_with_the_version_that_is_live(
-    learn: Any, make_plan: Any
+    store_of: Any, learn: Any, make_plan: Any
 ) -> None:
     first = make_plan("run", max_steps=5)
     learn(first)
@@ -70,7 +57,9 @@ def test_the_candidate_is_compared_with_the_version_that_is_live(
     assert versions[-1].metrics["holdout/acceptance_length"] > max(live)
 
 
-def test_a_live_version_that_is_gone_leaves_no_evidence(learn: Any, make_plan: Any) -> None:
+def test_a_live_version_that_is_gone_leaves_no_evidence(
+    store_of: Any, learn: Any, make_plan: Any
+) -> None:
     first = make_plan("run", max_steps=5)
     learn(first)
     initial = store_of(first).read(1)
@@ -80,7 +69,9 @@ def test_a_live_version_that_is_gone_leaves_no_evidence(learn: Any, make_plan: A
     assert event.version.holdout is None
 
 
-def test_averaged_weights_are_published_but_not_trained(learn: Any, make_plan: Any) -> None:
+def test_averaged_weights_are_published_but_not_trained(
+    store_of: Any, last_checkpoint: Any, learn: Any, make_plan: Any
+) -> None:
     plan = make_plan("run", max_steps=20, average_decay=0.9)
     learn(plan)
     content = last_checkpoint(plan)
@@ -118,7 +109,7 @@ def test_a_full_disk_stops_neither_training_nor_later_versions(
 
 
 def test_an_export_that_cannot_be_read_back_is_never_published(
-    learn: Any, make_plan: Any, monkeypatch: pytest.MonkeyPatch
+    store_of: Any, learn: Any, make_plan: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from aurora_core.testing import toy_network
 
@@ -138,7 +129,9 @@ def test_an_export_that_cannot_be_read_back_is_never_published(
     assert not list(Path(plan.learner_dir).glob("*.partial"))
 
 
-def test_mixed_precision_trains_and_publishes_float32(learn: Any, make_plan: Any) -> None:
+def test_mixed_precision_trains_and_publishes_float32(
+    store_of: Any, learn: Any, make_plan: Any
+) -> None:
     plan = make_plan("run", max_steps=5, precision="bf16-mixed")
     learn(plan)
     from safetensors.torch import load_file

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +13,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from aurora_core.errors import AuroraError, CheckpointError, ConfigError, PluginError
-from aurora_core.learner.plan import LearnerPlan
+from aurora_core.errors import CheckpointError
 from aurora_core.learner.random_state import random_state, restore_random_state
 from aurora_core.records import TargetSpec
-from aurora_core.spool import SpoolOptions, open_reader
 from aurora_core.target.weights import TargetWeights
-from aurora_core.testing.toy_run import make_learnable_trace, make_toy_plan, write_traces
+from aurora_core.testing.toy_run import make_learnable_trace, write_traces
 from aurora_core.testing.toy_speculator import ToySpeculator
-from aurora_core.versions import VersionStore
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return isinstance(other, dict) and same(list(one.items()), list(other.items()))
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))  # type: ignore[arg-type]
+    return one == other
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.9])
 def test_five_steps_a_restart_and_five_more_are_ten_steps(
-    learn: Any, make_plan: Any, decay: float
+    last_checkpoint: Any, learn: Any, make_plan: Any, decay: float
 ) -> None:
     options = {
         "speculator_options": {"noise": 0.3},
@@ -56,7 +59,9 @@ def test_five_steps_a_restart_and_five_more_are_ten_steps(
         assert same(one["aurora"][key], other["aurora"][key]), key
 
 
-def test_a_new_lineage_starts_from_the_initial_version(learn: Any, make_plan: Any) -> None:
+def test_a_new_lineage_starts_from_the_initial_version(
+    store_of: Any, learn: Any, make_plan: Any
+) -> None:
     first = make_plan("run", max_steps=20)
     learn(first)
     initial = store_of(first).list()[-1]
@@ -70,7 +75,9 @@ def test_a_new_lineage_starts_from_the_initial_version(learn: Any, make_plan: An
     assert lineage.read_bytes() == (Path(initial.path) / "model.safetensors").read_bytes()
 
 
-def test_the_vocabulary_is_chosen_once(learn: Any, make_plan: Any, target: TargetSpec) -> None:
+def test_the_vocabulary_is_chosen_once(
+    store_of: Any, last_checkpoint: Any, learn: Any, make_plan: Any, target: TargetSpec
+) -> None:
     options = {"speculator_options": {"draft_vocab_size": 8}, "start_traces": 1}
     first = make_plan("run", max_steps=3, **options)
     learn(first)
