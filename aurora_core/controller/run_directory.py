@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from aurora_core.versions import RunState, VersionStore, write_run_state
 
 if TYPE_CHECKING:
     from aurora_core.config import RunConfig
-    from aurora_core.records import TargetSpec
+    from aurora_core.records import DraftVersion, TargetSpec
 
 _SECRET_KEY = re.compile(r"(^|_)((password|secret|credential|api_key|access_key)s?|token)$", re.I)
 _URL_PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
@@ -55,31 +55,50 @@ class RunDirectory:
             ConfigError: another run holds it, or it cannot be written.
         """
         try:
-            for folder in (self.path, self.logs, self.versions):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = filelock.FileLock(self.path / "run.lock", mode=0o600)
-            lock.acquire(timeout=0)
+            with self.writable():
+                for folder in (self.path, self.logs, self.versions):
+                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                lock = filelock.FileLock(self.path / "run.lock", mode=0o600)
+                lock.acquire(timeout=0)
         except filelock.Timeout as error:
             raise ConfigError(
                 f"run directory {str(self.path)!r} is in use by another aurora run; "
                 "stop that one or set another run_dir"
             ) from error
-        except OSError as error:
-            raise ConfigError(
-                f"run directory {str(self.path)!r} is not writable: {error.strerror}; "
-                "set another run_dir"
-            ) from error
         try:
-            for record in (self.requests, self.verdicts):
-                _drop_cut_line(record)
+            with self.writable():
+                for record in (self.requests, self.verdicts):
+                    _drop_cut_line(record)
             yield
         finally:
             lock.release()
 
     @contextlib.contextmanager
+    def writable(self) -> Iterator[None]:
+        """Make a disk that fails before anything runs the user's to mend.
+
+        Raises:
+            ConfigError: for an OSError inside the context.
+        """
+        try:
+            yield
+        except filelock.Timeout:  # an OSError too
+            raise
+        except OSError as error:
+            raise ConfigError(
+                f"run directory {str(self.path)!r} is not writable: {error.strerror}; "
+                "set another run_dir"
+            ) from error
+
+    @contextlib.contextmanager
     def logged(self) -> Iterator[None]:
-        """Append what the controller logs to `logs/controller.log` while the context is open."""
-        handler = logging.FileHandler(self.logs / "controller.log", encoding="utf-8")
+        """Append what the controller logs to `logs/controller.log` while the context is open.
+
+        Raises:
+            ConfigError: the file cannot be opened. Lines that do not fit later are lost.
+        """
+        with self.writable():
+            handler = _LogFile(self.logs / "controller.log", encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logger = logging.getLogger("aurora_core")
         level, shown_level = logger.level, logger.getEffectiveLevel()
@@ -96,7 +115,8 @@ class RunDirectory:
             logger.setLevel(level)
             for other in others:
                 other.setLevel(logging.NOTSET)
-            handler.close()
+            with contextlib.suppress(OSError):  # it tries once more to write what did not fit
+                handler.close()
 
     def check_resumable(self, target: TargetSpec, speculator: str) -> None:
         """Refuse to continue a directory whose drafters were made for something else.
@@ -116,26 +136,54 @@ class RunDirectory:
                     f"{draft.speculator!r}, not {speculator!r}; set another run_dir"
                 )
 
-    def remember(self, state: RunState) -> None:
-        """Write which versions are in use, and delete old ones that take too much room. Blocks."""
+    def remember(self, state: RunState) -> tuple[DraftVersion, ...]:
+        """Write which versions are in use, and delete old ones that take too much room. Blocks.
+
+        Returns:
+            The versions that were deleted.
+
+        Raises:
+            OSError: the disk failed; the old state is still there.
+        """
         write_run_state(self.state, state)
-        self.store.prune(state=state, keep_last=_KEEP_VERSIONS, max_bytes=_MAX_VERSION_BYTES)
+        known = {draft.version: draft for draft in self.store.list()}
+        pruned = self.store.prune(
+            state=state, keep_last=_KEEP_VERSIONS, max_bytes=_MAX_VERSION_BYTES
+        )
+        return tuple(known[version] for version in pruned if version in known)
 
     def write_resolved(self, config: RunConfig, resolved: Mapping[str, Any]) -> None:
-        """Write the configuration with defaults, and what it resolved to, without secrets."""
+        """Write the configuration with defaults, and what it resolved to, without secrets.
+
+        Raises:
+            ConfigError: the directory cannot be written.
+        """
         document = {
             "config": without_secrets(config.model_dump(mode="json")),
             "resolved": without_secrets(dict(resolved)),
         }
-        self.write("resolved.yaml", yaml.safe_dump(document, sort_keys=False))
+        with self.writable():
+            replace_file(self.path / "resolved.yaml", yaml.safe_dump(document, sort_keys=False))
 
-    def write(self, name: str, text: str) -> Path:
-        """Replace a file in one step and return its path."""
-        path = self.path / name
-        partial = path.with_name(f".{name}.partial")
+
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Lose a line that does not fit; the default writes a traceback to standard error."""
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replace a file in one step.
+
+    Raises:
+        OSError: the disk failed; the old file is still there.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, path)
-        return path
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
@@ -143,12 +191,25 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
     append_lines(path, [record])
 
 
-def append_lines(path: Path, records: list[Mapping[str, Any]]) -> None:
-    """Add JSON lines in one write."""
-    text = "".join(json.dumps(record) + "\n" for record in records)
+def append_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Add JSON lines.
+
+    Raises:
+        OSError: the disk failed. The file is as it was: half a line would spoil the next one.
+    """
+    data = "".join(json.dumps(record) + "\n" for record in records).encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    with open(descriptor, "a", encoding="utf-8") as stream:
-        stream.write(text)
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

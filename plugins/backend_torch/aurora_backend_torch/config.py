@@ -32,6 +32,10 @@ class TorchBackendOptions(Options):
     """Requests decoded together."""
     max_waiting_requests: int = Field(default=64, ge=0)
     """Requests that may queue; more are refused with 429."""
+    max_verification_rows: int | None = Field(default=None, ge=1)
+    """Rows of one pass that verifies all running requests: the more requests, the shorter their
+    drafts, down to none. 8 on a CPU if not set, where more rows cost more than drafts bring;
+    without limit elsewhere."""
     max_context: int | None = Field(default=None, ge=2)
     """Prompt and output tokens per request; the target's own limit if not set."""
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)

@@ -42,6 +42,9 @@ _FINISHED_KEPT = 10_000
 _PREFILL_ROWS = 96
 """Prompt rows in one pass: enough to amortise it, few enough not to hold up decoding."""
 
+_CPU_VERIFICATION_ROWS = 8
+"""Up to about here the memory's speed sets the time of a pass, and further rows are nearly free."""
+
 
 class Engine:
     """Owns the target, the drafters and one thread. Public methods are thread-safe."""
@@ -66,6 +69,7 @@ class Engine:
             plan.needs,
             num_speculative_tokens=plan.num_speculative_tokens,
             max_prefill_rows=_PREFILL_ROWS,
+            max_verification_rows=_verification_rows(options, model),
         )
         self._random = random.Random(plan.seed)
         self._changed = threading.Condition()
@@ -390,6 +394,12 @@ def build_engine(plan: ServePlan, options: TorchBackendOptions) -> Engine:
         section = ComponentSection(name=plan.sink, **plan.sink_options)
         writer = build_component(plugins, "trace_sinks", section).open_writer()
     return Engine(plan, options, model, residents, writer, max_context=max_context)
+
+
+def _verification_rows(options: TorchBackendOptions, model: TargetModel) -> int | None:
+    if options.max_verification_rows is None and model.device.type == "cpu":
+        return _CPU_VERIFICATION_ROWS
+    return options.max_verification_rows
 
 
 def _device(name: str) -> torch.device:

@@ -62,10 +62,22 @@ class Stepper:
         *,
         num_speculative_tokens: int,
         max_prefill_rows: int,
+        max_verification_rows: int | None,
     ) -> None:
+        """
+        Args:
+            model: the target.
+            residents: the drafters.
+            needs: features to keep for drafters and traces.
+            num_speculative_tokens: depth of a proposal, at most.
+            max_prefill_rows: prompt rows in one pass.
+            max_verification_rows: rows of one pass that verify drafts, over all requests; None is
+                no limit.
+        """
         self._model, self._residents, self._needs = model, residents, needs
         self._depth = num_speculative_tokens
         self._max_prefill_rows = max_prefill_rows
+        self._max_verification_rows = max_verification_rows
 
     def step(self, running: Sequence[ActiveRequest]) -> list[tuple[ActiveRequest, StepResult]]:
         """Advance every running request by a chunk of its prompt or a verification step.
@@ -150,10 +162,13 @@ class Stepper:
         """Ask each request's drafter for a proposal."""
         by_version: dict[int, list[ActiveRequest]] = {}
         refills = 0
+        depth = self._depth
+        if self._max_verification_rows is not None and decoding:
+            depth = min(depth, self._max_verification_rows // len(decoding) - 1)
         for active in decoding:
             active.proposal, active.step_version = None, NO_DRAFTER
             version = self._version_for(active)
-            if version == NO_DRAFTER or active.window is None or active.num_left < 2:
+            if version == NO_DRAFTER or active.window is None or active.num_left < 2 or depth < 1:
                 continue
             if active.draft_version != version and active.num_steps:
                 if refills == REFILLS_PER_STEP:
@@ -161,7 +176,7 @@ class Stepper:
                 refills += 1
             by_version.setdefault(version, []).append(active)
         for version, requests in by_version.items():
-            self._propose(version, requests)
+            self._propose(version, requests, depth)
 
     def _version_for(self, active: ActiveRequest) -> int:
         chosen = active.request.drafter
@@ -170,11 +185,11 @@ class Stepper:
         version = self._residents.live_version if chosen == "live" else chosen
         return version if self._residents.get(version) is not None else NO_DRAFTER
 
-    def _propose(self, version: int, requests: Sequence[ActiveRequest]) -> None:
+    def _propose(self, version: int, requests: Sequence[ActiveRequest], depth: int) -> None:
         drafter = self._residents.get(version)
         if drafter is None:
             return
-        asked = [self._draft_request(active, version) for active in requests]
+        asked = [self._draft_request(active, version, depth) for active in requests]
         try:
             proposals = drafter.propose(asked)
             for proposal, request in zip(proposals, asked, strict=True):
@@ -206,7 +221,7 @@ class Stepper:
                 f"{len(proposal.log_probs)} log-probabilities for {len(drafted)} tokens"
             )
 
-    def _draft_request(self, active: ActiveRequest, version: int) -> DraftRequest:
+    def _draft_request(self, active: ActiveRequest, version: int, depth: int) -> DraftRequest:
         assert active.window is not None
         root = len(active.token_ids) - 1
         if active.draft_version != version:
@@ -222,7 +237,7 @@ class Stepper:
             token_ids=torch.tensor(active.token_ids[start:], dtype=torch.int64),
             features=features,
             num_speculative_tokens=min(
-                self._depth, active.num_left - 1, active.cache.capacity - root - 2
+                depth, active.num_left - 1, active.cache.capacity - root - 2
             ),
         )
 

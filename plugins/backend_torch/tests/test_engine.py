@@ -294,6 +294,19 @@ def test_an_ended_request_frees_its_place_and_leaves_an_aborted_trace(served: Se
     validate_trace(trace)
 
 
+@pytest.mark.parametrize(("rows", "depth"), [(1, 0), (2, 1), (3, 2), (50, 3)])
+def test_a_limit_on_verification_rows_shortens_drafts_and_then_ends_them(
+    tmp_path: Path, family: Path, monkeypatch: pytest.MonkeyPatch, rows: int, depth: int
+) -> None:
+    monkeypatch.syspath_prepend(str(install_toy(tmp_path / "toy")))
+    served = Served(family, tmp_path, max_verification_rows=rows)
+    served.engine.swap(1, "")
+    generate(served.engine, [request("a", PROMPTS[0])])
+    [stats] = served.engine.finished(0)
+    assert len(stats.accepted_per_position) == depth
+    served.engine.shutdown()
+
+
 def test_a_full_queue_refuses_and_says_when_to_come_back(served: Served) -> None:
     served.engine._options = served.engine._options.model_copy(
         update={"max_running_requests": 1, "max_waiting_requests": 1}
