@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 from aurora_core.components import build_component, check_component, run_defaults
+from aurora_core.controller.run_directory import without_secrets
 from aurora_core.negotiation import negotiate
 from aurora_core.registrations import KINDS, SECTIONS
 
@@ -18,13 +21,16 @@ if TYPE_CHECKING:
 def check_run(config: RunConfig, plugins: Plugins) -> str:
     """Check plugins, options, target and negotiation; return the resolved configuration as text.
 
+    Passwords and keys in it are stars, as in `resolved.yaml`.
+
     A target that is not on this machine yet is left alone, and so is then the negotiation, which
     needs to know it.
 
     Raises:
         AuroraError: the first thing that would keep the run from starting.
     """
-    lines = [config.to_yaml().rstrip(), "", "# components"]
+    shown = without_secrets(config.model_dump(mode="json"))
+    lines = [yaml.safe_dump(shown, sort_keys=False).rstrip(), "", "# components"]
     for kind in KINDS:
         section = getattr(config, SECTIONS[kind])
         check_component(plugins, kind, section, defaults=run_defaults(config, kind))

@@ -30,7 +30,7 @@ from aurora_core.console_text import (
     summary_rows,
     version_name,
 )
-from aurora_core.controller.evidence import acceptance_length_of, mean_otps
+from aurora_core.controller.evidence import acceptance_length_of, is_live, mean_otps
 from aurora_core.records import (
     NO_DRAFTER,
     DraftVersion,
@@ -130,7 +130,8 @@ class RunConsole:
     def fail(self, text: str) -> None:
         """Say on standard error, in one sentence, why a run that had begun ended badly."""
         self.close()
-        print(f"aurora: {text}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(f"aurora: {text}", file=sys.stderr)
 
     def phase(self, text: str) -> None:
         """Say what the run is doing now."""
@@ -175,9 +176,8 @@ class RunConsole:
             self._series.add(
                 request, live_version=self._live_version, newest_version=self._newest_version
             )
-            plain = request.max_draft_version == NO_DRAFTER
-            compared = plain and self._live_version != NO_DRAFTER
-            (self._recent_plain if compared else self._recent).append(request)
+            live = is_live(request, self._live_version)
+            (self._recent if live else self._recent_plain).append(request)
         self._num_requests += len(requests)
         self._progress_line("requests", self._requests_text())
 
@@ -213,11 +213,13 @@ class RunConsole:
     ) -> None:
         self._live_version = receipt.version
         self._num_swaps += 1
-        self._line(
+        text = (
             f"{version_name(receipt.version)} is live after "
-            f"{version_name(NO_DRAFTER if previous is None else previous.version)}; "
-            f"decoding stood still for {receipt.stall_ms:.1f} ms"
+            f"{version_name(NO_DRAFTER if previous is None else previous.version)}"
         )
+        # An engine that changes by itself stops for nothing.
+        stall = f"; decoding stood still for {receipt.stall_ms:.1f} ms" if receipt.stall_ms else ""
+        self._line(text + stall)
 
     def __rich__(self) -> Panel:
         """Draw the panel; rich calls this from its refresh thread."""
@@ -227,7 +229,7 @@ class RunConsole:
         trend = [window.acceptance_length for _, window in self._series.windows(32)]
         drawn = sparkline([value for value in trend if value is not None], self._encoding)
         length = acceptance_length_of(tuple(self._recent))
-        grid.add_row("served", escape(self._requests_text()))
+        grid.add_row("requests", escape(self._requests_text()))
         grid.add_row("acceptance length", f"[bold cyan]{length:.2f}[/]  [cyan]{drawn}[/]")
         grid.add_row("learner", escape(self._learner_text()))
         live = f"{version_name(self._live_version)}, swapped {count(self._num_swaps, 'time')}"
@@ -267,7 +269,7 @@ class RunConsole:
         if self._is_live:
             self._console.print(f"[dim]{elapsed_s:7.1f} s[/]  {markup or escape(text)}")
             return
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):  # a reader that left, a full disk
             self._console.file.write(f"[{elapsed_s:7.1f} s] {text}\n")
             self._console.file.flush()
 
@@ -291,6 +293,6 @@ class RunConsole:
             return
         width = max(len(name) for name, _ in pairs)
         lines = [title, *(f"  {name:<{width}}  {value}" for name, value in pairs)]
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             self._console.file.write("\n".join(lines) + "\n")
             self._console.file.flush()

@@ -35,10 +35,10 @@ def describe_requests(
     length: float | None = None,
     live_version: int | None = None,
 ) -> str:
-    """Return one line on the requests served and how fast.
+    """Return one line on the requests so far and how fast they are.
 
     Args:
-        num_requests: finished so far.
+        num_requests: ended so far, failed ones included.
         wanted: the run ends after these, None for no limit.
         live_otps: recent output tokens per second of a request.
         plain_otps: the same for requests repeated without speculation; 0 when there were none.
@@ -88,12 +88,9 @@ def summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     requests, lossless, swaps = report["requests"], report["lossless"], report["swaps"]
     length, speed, learner = report["acceptance_length"], report["otps"], report["learner"]
     traces, memory = report["traces"], report["memory"]
-    speedup = "not measured"
-    if speed["speedup"] is not None:
-        speedup = (
-            f"{speed['speedup']:.2f}x at batch size {speed['batch_size']} "
-            f"({speed['speculative']:.1f} against {speed['none']:.1f} output tokens/s)"
-        )
+    sent = f"{requests['finished']} finished, {requests['failed']} failed"
+    if requests["unfinished"]:
+        sent += f", {requests['unfinished']} unfinished"
     compared = f"{lossless['checked']} answers compared, {lossless['mismatches']} differ"
     if lossless["near_ties"]:
         compared += f", {lossless['near_ties']} part at a near-tie"
@@ -101,17 +98,29 @@ def summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if length["last"] is not None:
         lengths = f"{_number(length['first'])} first, {_number(length['last'])} last"
         lengths += f" ({length['last_measured_on']})"
-    if swaps["count"] or swaps["failed"]:
+    if swaps["count"] or swaps["failed"] or swaps["by_engine"]:
         stood_still = f"{swaps['count']} done, {swaps['failed']} failed"
     if swaps["count"]:
         stood_still += f", decoding stood still for {_number(swaps['stall_ms_p99'])} ms (P99)"
+    if swaps["by_engine"]:
+        stood_still += f"; {count(swaps['by_engine'], 'change')} by the engine itself"
+    pauses = ""
+    if swaps["longest_gap_ms_p99"] is not None:
+        pauses = (
+            f"{swaps['longest_gap_ms_p99']:.0f} ms in requests at a swap, "
+            f"{_number(swaps['longest_gap_ms_p99_elsewhere'], 0)} ms in all others (P99)"
+        )
+    dropped = report["records"]["dropped"]
+    by_position = " ".join(f"{rate:.2f}" for rate in length["per_position"])
     return [
         ("ended", report["ended"].replace("_", " ")),
-        ("requests", f"{requests['total']} served, {requests['failed']} failed"),
+        ("requests", sent),
         ("acceptance length", lengths),
-        ("speed-up", speedup),
+        *([("by draft position", f"{by_position} (live traffic)")] if by_position else []),
+        *_speed_rows(speed),
         ("lossless", compared if lossless["checked"] else "not checked"),
         ("swaps", stood_still),
+        *([("longest pauses", pauses)] if pauses else []),
         (
             "learner",
             f"{learner['steps']:,} steps, {learner['tokens_trained']:,} tokens trained, "
@@ -122,10 +131,35 @@ def summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             "peak memory",
             f"engine {memory['engine_mib']:.0f} MiB, learner {memory['learner_mib']:.0f} MiB",
         ),
+        *([("lost records", f"{dropped} lines did not fit on the disk")] if dropped else []),
         ("time", f"{report['wall_s']:.0f} s"),
         ("run directory", report["run_dir"]),
     ]
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _speed_rows(speed: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the speed-up, and both speeds with the spread over requests."""
+    if speed["speedup"] is None:
+        return [("speed-up", "not measured")]
+    measured = speed["measurements"][0]
+
+    def spread(distribution: Mapping[str, Any]) -> str:
+        return f"({_number(distribution['p05'], 1)} to {_number(distribution['p95'], 1)})"
+
+    return [
+        (
+            "speed-up",
+            f"{speed['speedup']:.2f}x ({_number(measured['speedup_low'])} to "
+            f"{_number(measured['speedup_high'])}) at batch size {speed['batch_size']}",
+        ),
+        (
+            "output tokens/s",
+            f"{speed['speculative']:.1f} {spread(measured['with']['otps'])} against "
+            f"{speed['none']:.1f} {spread(measured['without']['otps'])} without speculation; "
+            "medians, P05 to P95",
+        ),
+    ]
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,9 +1,14 @@
 """Every hook Aurora calls, in calling order.
 
-Registration hooks name components and build nothing; the rest are notifications whose return value
-is ignored. All run in the controller process, synchronously, on the event loop's thread: keep them
-short. An exception in a registration hook marks the plugin as broken; in a notification it is
-logged and counted. Implementations may accept fewer arguments and give them no defaults.
+Registration hooks name components and build nothing. They run in every process that loads plugins:
+the command line, the controller, the engine and the learner. An exception in one marks the plugin
+as broken.
+
+The rest are notifications whose return value is ignored. They run in the controller of `aurora run`
+alone, synchronously, on the event loop's thread: keep them short. An exception is logged and
+counted.
+
+Implementations may accept fewer arguments and give them no defaults.
 """
 
 from __future__ import annotations
@@ -88,14 +93,22 @@ def aurora_draft_published(draft: DraftVersion) -> None:
 
 @hookspec
 def aurora_swap_decided(draft: DraftVersion, verdict: Verdict, evidence: Evidence) -> None:
-    """Called with every verdict of the swap policy, holds included."""
+    """Called with the decisions on a version, holds included.
+
+    A hold that repeats the one before on the same version is not announced again, nor is that a
+    live version under review stays. A swap that the engine refused is announced as a hold.
+    """
 
 
 @hookspec
 def aurora_draft_swapped(
     draft: DraftVersion | None, previous: DraftVersion | None, receipt: SwapReceipt
 ) -> None:
-    """Called when the engine confirmed that `draft` is live; None means no speculation."""
+    """Called when the engine confirmed that `draft` is live; None means no speculation.
+
+    Also when it was found to have changed by itself, as it does when a drafter fails: the times in
+    the receipt are 0 then.
+    """
 
 
 @hookspec

@@ -75,6 +75,7 @@ class ModelRegistry:
     def _move(
         self, run: MlflowRun, live: DraftVersion | None, previous: DraftVersion | None
     ) -> None:
+        self._known(run)  # creates the model, which an alias needs even to be removed
         for alias, draft in (("champion", live), ("previous", previous)):
             if draft is None:
                 run.client.delete_registered_model_alias(self.name, alias)

@@ -2,7 +2,8 @@
 
 Metrics and their steps:
 
-    serve/*   one point per batch of finished requests; step = finished requests so far
+    serve/*   one point per batch of finished requests; step = finished requests so far.
+              What asked for no speculation has a speed of its own and is left out of the others
     train/*   the learner's own; step = its optimizer steps
     swap/*    one point per swap; step = swaps so far
     report/*  the final figures
@@ -24,10 +25,18 @@ from aurora_core.acceptance import (
     per_position,
     sum_per_position,
 )
+from aurora_core.controller.evidence import is_live, mean_otps
 from aurora_core.controller.run_directory import without_secrets
 from aurora_core.mlflow_session import MlflowRun, MlflowSession
 from aurora_core.model_registry import ModelRegistry
-from aurora_core.records import DraftVersion, Evidence, RequestStats, SwapReceipt, Verdict
+from aurora_core.records import (
+    NO_DRAFTER,
+    DraftVersion,
+    Evidence,
+    RequestStats,
+    SwapReceipt,
+    Verdict,
+)
 from aurora_core.wire import to_dict
 
 if TYPE_CHECKING:
@@ -48,7 +57,12 @@ class Tracking:
     """
 
     def __init__(
-        self, run_dir: Path, *, experiment: str = "aurora", uri: str | None = None
+        self,
+        run_dir: Path,
+        *,
+        experiment: str = "aurora",
+        uri: str | None = None,
+        live_version: int = NO_DRAFTER,
     ) -> None:
         """
         Args:
@@ -56,10 +70,12 @@ class Tracking:
             experiment: MLflow experiment; its drafters are the registered model
                 `EXPERIMENT-drafter`.
             uri: MLflow tracking URI; None keeps a SQLite store in the run directory.
+            live_version: version that serves at start, `NO_DRAFTER` for none.
         """
         self.session = MlflowSession(run_dir, experiment=experiment, uri=uri)
         self.registry = ModelRegistry(self.session, name=f"{experiment}-drafter")
         self._run_dir = run_dir.absolute()
+        self._live_version = live_version
         self._status: Any = "FINISHED"
         self._num_requests = self._num_swaps = self._num_verdicts = 0
         self._last_verdict: tuple[int, str] | None = None
@@ -89,7 +105,8 @@ class Tracking:
         """Log the acceptance and speed of the requests that just finished."""
         if requests:
             self._num_requests += len(requests)
-            self._log_metrics(serving_metrics(requests), self._num_requests)
+            metrics = serving_metrics(requests, live_version=self._live_version)
+            self._log_metrics(metrics, self._num_requests)
 
     @hookimpl
     def aurora_learner_progress(self, step: int, metrics: dict[str, float]) -> None:
@@ -126,18 +143,16 @@ class Tracking:
     def aurora_draft_swapped(
         self, draft: DraftVersion | None, previous: DraftVersion | None, receipt: SwapReceipt
     ) -> None:
-        """Move the aliases and log what the swap cost."""
+        """Log what went live and what that cost; the bookkeeping moves the aliases."""
         self._num_swaps += 1
-        self.registry.set_live(draft, previous)
-        self._log_metrics(
-            {
-                "swap/count": self._num_swaps,
-                "swap/stall_ms": receipt.stall_ms,
-                "swap/load_ms": receipt.load_ms,
-                "swap/live_version": receipt.version,
-            },
-            self._num_swaps,
-        )
+        self._live_version = receipt.version
+        metrics: dict[str, float] = {
+            "swap/count": self._num_swaps,
+            "swap/live_version": receipt.version,
+        }
+        if receipt.stall_ms > 0:  # an engine that changes by itself measures nothing
+            metrics |= {"swap/stall_ms": receipt.stall_ms, "swap/load_ms": receipt.load_ms}
+        self._log_metrics(metrics, self._num_swaps)
 
     @hookimpl
     def aurora_run_finished(
@@ -150,9 +165,11 @@ class Tracking:
             figures = {f"report/{key}": value for key, value in flatten(report).items()}
             self._log_metrics(figures, self._num_requests)
         run_dir = self._run_dir
+        # Without a report, what lies there is one of an earlier run.
+        names = [one for one in REPORT_FILES if report is not None or "report" not in one]
 
         def log(run: MlflowRun) -> None:
-            for name in REPORT_FILES:
+            for name in names:
                 if (run_dir / name).is_file():
                     run.client.log_artifact(run.run_id, str(run_dir / name))
 
@@ -172,30 +189,43 @@ class Tracking:
             self.session.submit("logging metrics", log, droppable=True)
 
 
-def serving_metrics(requests: Sequence[RequestStats]) -> dict[str, float]:
-    """Return pooled acceptance and mean speed of a batch of finished requests."""
-    accepted = sum_per_position(request.accepted_per_position for request in requests)
-    num_steps = sum(request.num_steps for request in requests)
-    speeds = [
-        (request.num_output_tokens - 1) / request.decode_s
-        for request in requests
-        if request.num_output_tokens > 1 and request.decode_s > 0
-    ]
+def serving_metrics(
+    requests: Sequence[RequestStats], *, live_version: int = NO_DRAFTER
+) -> dict[str, float]:
+    """Return pooled acceptance and mean speed of a batch of finished requests.
+
+    Args:
+        requests: at least one.
+        live_version: version that is live, `NO_DRAFTER` for none. While one is, requests without a
+            drafter asked for none: they count for load and for the speed without speculation.
+    """
+    live = [request for request in requests if is_live(request, live_version)]
+    plain = [request for request in requests if request.max_draft_version == NO_DRAFTER]
     metrics = {
         "serve/num_requests": float(len(requests)),
         "serve/num_output_tokens": float(sum(request.num_output_tokens for request in requests)),
-        "serve/acceptance_length": acceptance_length(sum(accepted), num_steps),
-        "serve/acceptance_rate": acceptance_rate(
-            sum(accepted), sum(request.num_drafted for request in requests)
-        ),
         "serve/ttft_s": fmean(request.ttft_s for request in requests),
         "serve/batch_size": fmean(request.batch_size for request in requests),
-        "serve/draft_version": float(max(request.max_draft_version for request in requests)),
+    }
+    if live:
+        metrics |= _acceptance_metrics(live)
+        metrics["serve/draft_version"] = float(max(request.max_draft_version for request in live))
+    for name, some in (("serve/otps", live), ("serve/otps_without_speculation", plain)):
+        if speed := mean_otps(some):
+            metrics[name] = speed
+    return metrics
+
+
+def _acceptance_metrics(requests: Sequence[RequestStats]) -> dict[str, float]:
+    accepted = sum_per_position(request.accepted_per_position for request in requests)
+    num_steps = sum(request.num_steps for request in requests)
+    num_drafted = sum(request.num_drafted for request in requests)
+    metrics = {
+        "serve/acceptance_length": acceptance_length(sum(accepted), num_steps),
+        "serve/acceptance_rate": acceptance_rate(sum(accepted), num_drafted),
     }
     for position, rate in enumerate(per_position(accepted, num_steps), start=1):
         metrics[f"serve/acceptance_at_{position}"] = rate
-    if speeds:
-        metrics["serve/otps"] = fmean(speeds)
     return metrics
 
 

@@ -5,7 +5,9 @@
                      v
                  state.json --> old versions deleted --> registry: their copies deleted
                      |
-                     +-- disk full: serving goes on; retry() once a second
+                     +-- disk full: retry() once a second
+
+What serves is never held up by it.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
+from aurora_core.versions import RunState
+
 if TYPE_CHECKING:
     from aurora_core.controller.run_directory import RunDirectory
     from aurora_core.model_registry import ModelRegistry
     from aurora_core.records import DraftVersion
-    from aurora_core.versions import RunState
 
 log = logging.getLogger(__name__)
 
@@ -49,23 +52,33 @@ class Bookkeeping:
         self._writing = anyio.Lock()
 
     async def remember(
-        self, state: RunState, *, live: DraftVersion | None, previous: DraftVersion | None
+        self,
+        live: DraftVersion | None,
+        previous: DraftVersion | None,
+        challenger: DraftVersion | None,
     ) -> None:
         """Write down which versions are in use; never raises because of the disk.
 
         Args:
-            state: what `state.json` is to hold.
-            live: the alias `champion`; None for none.
-            previous: the alias of the same name.
+            live: serves now, None without a drafter.
+            previous: where a roll back goes.
+            challenger: waits to be judged.
         """
         if self._registry is not None and (live, previous) != self._aliases:
             self._aliases = (live, previous)
             self._registry.set_live(live, previous)
-        self._unwritten = state
-        await self.retry()
+        champion, earlier, waiting = (
+            None if draft is None else draft.version for draft in (live, previous, challenger)
+        )
+        self._unwritten = RunState(champion=champion, previous=earlier, challenger=waiting)
+        await self._write()
 
     async def retry(self) -> None:
-        """Write what could not be written before; nothing to do is the usual case."""
+        """Write what could not be written before; usually there is nothing to do."""
+        if not self._writing.locked():
+            await self._write()
+
+    async def _write(self) -> None:
         async with self._writing:
             state = self._unwritten
             if state is None:

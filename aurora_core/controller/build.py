@@ -25,7 +25,7 @@ from aurora_core.versions import read_run_state
 
 if TYPE_CHECKING:
     from aurora_core.config import RunConfig
-    from aurora_core.interfaces import Backend, Component, Speculator, SwapPolicy, TraceSink
+    from aurora_core.interfaces import Backend, Speculator, SwapPolicy, TraceSink
     from aurora_core.plugins import Plugins
     from aurora_core.records import DraftVersion, TargetSpec
 
@@ -92,6 +92,17 @@ def build_parts(config: RunConfig, plugins: Plugins, *, progress: ReportProgress
         policy=build_component(plugins, "swap_policies", config.swap_policy),
         agreement=agreement,
     )
+
+
+def prepare(parts: Parts, directory: RunDirectory) -> Lineage:
+    """See that a run can use its directory and its trace sink; return what it continues from.
+
+    Raises:
+        AuroraError: it cannot.
+    """
+    directory.check_resumable(parts.target, parts.config.speculator.name)
+    parts.sink.prepare()
+    return read_lineage(directory)
 
 
 def read_lineage(directory: RunDirectory) -> Lineage:
@@ -174,10 +185,15 @@ def plan_learning(parts: Parts, directory: RunDirectory, lineage: Lineage) -> Le
 def learner_command(
     plan: LearnerPlan, directory: RunDirectory, *, module: str = LEARNER_MODULE
 ) -> list[str]:
-    """Write the plan and return the command that learns by it."""
-    directory.learner.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Write the plan and return the command that learns by it.
+
+    Raises:
+        ConfigError: the run directory cannot be written.
+    """
     path = Path(directory.learner / "plan.json")
-    write_plan(plan, path)
+    with directory.writable():
+        directory.learner.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_plan(plan, path)
     return [sys.executable, "-m", module, str(path)]
 
 
@@ -189,25 +205,6 @@ def learner_environment(num_threads: int) -> dict[str, str]:
         # Threads that spin between two kernels take the engine's cores away: 10 to 20 times slower.
         "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",
-    }
-
-
-def resolved_facts(parts: Parts, directory: RunDirectory, lineage: Lineage) -> dict[str, str]:
-    """Return what the configuration resolved to, in the order of the banner."""
-    config, target = parts.config, parts.target
-    live, plugins = lineage.live, plugin_labels(parts.plugins)
-    return {
-        "target": f"{target.name}: {target.architecture}, {target.num_layers} layers, "
-        f"hidden size {target.hidden_size}, vocabulary {target.vocab_size}",
-        "speculator": f"{config.speculator.name} ({_class_of(parts.speculator)}), "
-        f"{parts.agreement.topology} of {config.num_speculative_tokens} tokens at most",
-        "backend": f"{config.backend.name} ({_class_of(parts.backend)})",
-        "trace sink": f"{config.trace_sink.name} ({_class_of(parts.sink)})",
-        "swap policy": f"{config.swap_policy.name} ({_class_of(parts.policy)})",
-        "plugins": ", ".join(f"{name} ({label})" for name, label in plugins.items()),
-        "run directory": str(directory.path),
-        "tracking": tracking_uri(config) or "off",
-        "drafter": f"version {live.version}" if live else "none yet, learned from the traffic",
     }
 
 
@@ -232,10 +229,6 @@ def plugin_labels(plugins: Plugins) -> dict[str, str]:
 def number_of(draft: DraftVersion | None) -> int:
     """Return a version's number, `NO_DRAFTER` for none."""
     return NO_DRAFTER if draft is None else draft.version
-
-
-def _class_of(component: Component) -> str:
-    return f"{type(component).__module__}:{type(component).__name__}"
 
 
 def _intact(directory: RunDirectory, number: int | None) -> DraftVersion | None:

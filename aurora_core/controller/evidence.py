@@ -90,6 +90,19 @@ def version_of(request: RequestStats) -> int | None:
     return None
 
 
+def is_live(request: RequestStats, live_version: int) -> bool:
+    """Return whether a request was served by whatever was live.
+
+    The others are losslessness comparisons, the plain half of a measurement and whatever else
+    asked for no speculation: they say nothing about the live drafter.
+
+    Args:
+        request: the finished request.
+        live_version: version that was live then, `NO_DRAFTER` for none.
+    """
+    return request.max_draft_version != NO_DRAFTER or live_version == NO_DRAFTER
+
+
 def acceptance_length_of(requests: Iterable[RequestStats]) -> float:
     """Return the acceptance length over all steps of some requests."""
     counts = [(sum(one.accepted_per_position), one.num_steps) for one in requests]

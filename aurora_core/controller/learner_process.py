@@ -25,6 +25,7 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import ValidationError
 
+from aurora_core.controller.learner_log import last_words, log_size, open_log
 from aurora_core.errors import AuroraError
 from aurora_core.learner.protocol import (
     Command,
@@ -133,14 +134,14 @@ class LearnerProcess:
         """
         try:
             while not self._stop_requested.is_set():
-                log_start = self._log_path.stat().st_size if self._log_path.exists() else 0
+                log_start = log_size(self._log_path)
                 status = await self._run_once()
                 if self._stop_requested.is_set():
                     self.record.state = "stopped"
                 elif status == 0:
                     self.record.state = "finished"
                 elif status == USER_ERROR and not self._started_once:
-                    raise AuroraError(self._last_words(log_start))
+                    raise AuroraError(last_words(self._log_path, log_start))
                 elif self._crashes_in_a_row < self._max_restarts:
                     await self._wait_to_restart(status)
                     continue
@@ -171,7 +172,7 @@ class LearnerProcess:
             _signal_group(self._process, signal.SIGKILL)
 
     async def _run_once(self) -> int:
-        with self._log_path.open("ab") as log_file:
+        with open_log(self._log_path) as log_file:
             process = await anyio.open_process(
                 self._command,
                 stdin=subprocess.PIPE,
@@ -277,16 +278,6 @@ class LearnerProcess:
         if status < 0:
             return f"was killed by {signal.Signals(-status).name}"
         return f"crashed with exit status {status} (see {str(self._log_path)!r})"
-
-    def _last_words(self, log_start: int) -> str:
-        """Return the last sentence of its log, with the indented lines that follow it."""
-        with self._log_path.open("rb") as stream:
-            stream.seek(log_start)
-            lines = stream.read().decode(errors="replace").rstrip().splitlines()
-        start = next((n for n in range(len(lines) - 1, -1, -1) if lines[n][:1] != " "), None)
-        if start is None:
-            return f"the learner refused to start; see {str(self._log_path)!r}"
-        return "\n".join(lines[start:])
 
 
 def _signal_group(process: Process, number: signal.Signals) -> None:

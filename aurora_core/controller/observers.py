@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from aurora_core.tracking import Tracking
@@ -14,21 +14,32 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def registered(plugins: Plugins, observers: dict[str, object]) -> Iterator[None]:
-    """Register observers by name, and take them out again."""
-    for name, observer in observers.items():
-        plugins.register(observer, f"run-{name}")
+def registered(plugins: Plugins, observers: Mapping[str, object | None]) -> Iterator[None]:
+    """Register observers by name, those that are there, and take them out again."""
+    names = [name for name, observer in observers.items() if observer is not None]
+    for name in names:
+        plugins.register(observers[name], f"run-{name}")
     try:
         yield
     finally:
-        for name in observers:
+        for name in names:
             plugins.manager.unregister(name=f"run-{name}")
             plugins.loaded.pop(f"run-{name}", None)
 
 
-def make_tracking(config: RunConfig) -> Tracking | None:
-    """Return the MLflow observer that a configuration asks for; close it off the event loop."""
+def make_tracking(config: RunConfig, live_version: int) -> Tracking | None:
+    """Return the MLflow observer that a configuration asks for; close it off the event loop.
+
+    Args:
+        config: of the run.
+        live_version: version that serves at start, `NO_DRAFTER` for none.
+    """
     section = config.tracking
     if not section.enabled:
         return None
-    return Tracking(config.run_dir, experiment=section.experiment, uri=section.uri)
+    return Tracking(
+        config.run_dir,
+        experiment=section.experiment,
+        uri=section.uri,
+        live_version=live_version,
+    )

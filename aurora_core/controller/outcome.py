@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio.to_thread
+
 from aurora_core.controller.build import plugin_labels, tracking_uri
 from aurora_core.controller.evidence import acceptance_length_of
-from aurora_core.controller.run_directory import without_secrets
+from aurora_core.controller.run_directory import replace_file, without_secrets
 from aurora_core.errors import AuroraError, ConfigError
 from aurora_core.records import RequestStats
 from aurora_core.report.document import LosslessCounts, RequestCounts, RunFacts, make_report
@@ -41,6 +43,8 @@ class Outcome:
     """The final measurement has begun: requests are no traffic any more."""
     learner_gave_up: bool = False
     error: Exception | None = None
+    unwritten: list[str] = field(default_factory=list)
+    """A sentence for every folder that the report could not be written to."""
 
     @property
     def ended(self) -> str:
@@ -68,6 +72,8 @@ class Outcome:
         if self.ended == "failed":
             assert self.error is not None
             raise self.error
+        if self.unwritten:
+            return CRASHED
         if self.ended == "interrupted":
             return INTERRUPTED
         return CRASHED if self.ended == "engine_died" or self.learner_gave_up else 0
@@ -104,16 +110,43 @@ def make_report_folder(path: Path) -> None:
         ) from error
 
 
+async def conclude(run: Run, report_dir: Path | None) -> None:
+    """Write the report, tell observers and the user how the run ended, and close the tracking."""
+    outcome = run.outcome
+    outcome.learner_gave_up = run.learner is not None and run.learner.has_given_up
+    report = write_reports(run, report_dir) if outcome.has_report else None
+    run.parts.plugins.notify("aurora_run_finished", report=report, error=outcome.hook_error)
+    if report is not None:
+        run.console.summary(report)
+    if isinstance(outcome.error, EngineDied):
+        run.console.fail(f"the engine is gone: {outcome.error}")
+    for sentence in outcome.unwritten:
+        run.console.fail(sentence)
+    if run.tracking is not None:
+        await anyio.to_thread.run_sync(run.tracking.close)
+
+
 def write_reports(run: Run, report_dir: Path | None) -> dict[str, Any]:
-    """Write report.json and report.html, into `report_dir` as well, and return the former."""
+    """Write report.json and report.html, into `report_dir` as well, and return the former.
+
+    A folder that cannot be written keeps no report at all: one of an earlier run would pass for
+    this one's. `run.outcome` remembers the sentence.
+    """
     report = make_report(gather_facts(run))
-    paths = [
-        run.directory.write("report.json", json.dumps(report, indent=1, allow_nan=False) + "\n"),
-        run.directory.write("report.html", render_html(report, run.history)),
-    ]
-    if report_dir is not None and report_dir.absolute() != run.directory.path:
-        for path in paths:
-            shutil.copyfile(path, report_dir / path.name)
+    folders = [run.directory.path, *([report_dir.absolute()] if report_dir else [])]
+    for folder in dict.fromkeys(folders):
+        try:
+            text = json.dumps(report, indent=1, allow_nan=False) + "\n"
+            replace_file(folder / "report.json", text)
+            replace_file(folder / "report.html", render_html(report, run.history))
+        except OSError as error:
+            run.outcome.unwritten.append(
+                f"the report cannot be written to {str(folder)!r}: {error.strerror}; the figures "
+                "of this run are in the summary alone"
+            )
+            for name in ("report.json", "report.html"):
+                with contextlib.suppress(OSError):
+                    (folder / name).unlink()
     return report
 
 
@@ -122,27 +155,30 @@ def gather_facts(run: Run) -> RunFacts:
     config, outcome = run.parts.config, run.outcome
     engine, learner = run.requests_log.record, run.learner.record if run.learner else None
     settings = without_secrets(config.model_dump(mode="json"))
-    traffic = run.traffic
     live = run.swapping.live
     plugins = plugin_labels(run.parts.plugins)
+    traces_kept, traces_shed = run.traces.since_start(
+        kept=engine.traces_kept, shed=engine.traces_shed
+    )
     return RunFacts(
         ended=outcome.ended,
         error=None if outcome.error is None else str(outcome.error),
         target=run.parts.target,
         speculator=config.speculator.name,
         history=run.history,
-        requests=RequestCounts(
-            total=traffic.num_requests if traffic else engine.num_finished,
-            failed=traffic.num_failed if traffic else engine.num_failed,
-        ),
+        requests=_requests(run),
         num_engine_finished=engine.num_finished,
         num_engine_aborted=engine.num_aborted,
         lossless=_lossless(run),
         num_failed_swaps=run.swapping.num_failed_swaps,
+        num_engine_changes=run.swapping.num_engine_changes,
+        gaps_ms_at_swaps=tuple(run.swapping.gaps.at_swaps),
+        gaps_ms_elsewhere=tuple(run.swapping.gaps.elsewhere),
         measurements=run.measurement.reports,
         acceptance_by_domain=_acceptance_by_domain(list(run.history.last_requests)),
-        traces_kept=engine.traces_kept,
-        traces_shed=engine.traces_shed,
+        traces_kept=traces_kept,
+        traces_shed=traces_shed,
+        num_dropped_records=run.requests_file.num_dropped + run.verdicts_file.num_dropped,
         engine_peak_mib=engine.peak_memory_mib,
         learner_state=learner.state if learner else "none",
         learner_steps=max(learner.step if learner else 0, run.lineage.num_steps),
@@ -158,6 +194,22 @@ def gather_facts(run: Run) -> RunFacts:
         packages=package_versions(tuple(label.split()[0] for label in plugins.values())),
         settings=settings,
         settings_digest=hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
+    )
+
+
+def _requests(run: Run) -> RequestCounts:
+    """Count the run's own traffic as its senders saw it, or else what the engine answered."""
+    traffic, history = run.traffic, run.history
+    if traffic is None:
+        return RequestCounts(
+            total=history.num_requests,
+            failed=history.num_failed_requests,
+            unfinished=history.num_aborted_requests,
+        )
+    return RequestCounts(
+        total=traffic.num_sent,
+        failed=traffic.num_failed,
+        unfinished=traffic.num_sent - traffic.num_requests,
     )
 
 

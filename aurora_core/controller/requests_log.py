@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import anyio
 
-from aurora_core.controller.run_directory import append_lines
+from aurora_core.controller.record_file import RecordFile
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import Backend
-from aurora_core.records import RequestStats
+from aurora_core.records import BackendStatus, RequestStats
 from aurora_core.wire import to_dict
 
 log = logging.getLogger(__name__)
@@ -26,8 +25,6 @@ class EngineRecord:
     """Requests of every kind: traffic, comparisons, measurements."""
     num_aborted: int = 0
     """Requests that ended because their client went away."""
-    num_failed: int = 0
-    """Requests that ended for any other reason than their own."""
     peak_memory_mib: float = 0.0
     """Resident memory, sampled once a second."""
     traces_kept: int = 0
@@ -40,23 +37,26 @@ class RequestsLog:
     def __init__(
         self,
         backend: Backend,
-        path: Path,
+        file: RecordFile,
         *,
         on_requests: Callable[[list[RequestStats]], None],
+        on_status: Callable[[BackendStatus], Awaitable[None]],
         poll_s: float = 1.0,
         patience: int = 3,
     ) -> None:
         """
         Args:
             backend: the running engine.
-            path: file that one JSON line per request is appended to.
+            file: is given one record per request.
             on_requests: called on the event loop with every batch of finished requests.
+            on_status: awaited with every status, after the requests that came before it.
             poll_s: seconds between two questions.
             patience: unanswered questions in a row after which the engine counts as dead; a
                 busy machine may miss one.
         """
         self.record = EngineRecord()
-        self._backend, self._path, self._on_requests = backend, path, on_requests
+        self._backend, self._file = backend, file
+        self._on_requests, self._on_status = on_requests, on_status
         self._poll_s, self._patience = poll_s, patience
         self._last_sequence = 0
         self._num_unanswered = 0
@@ -88,12 +88,10 @@ class RequestsLog:
             record.peak_memory_mib = max(record.peak_memory_mib, status.memory_mib)
             record.traces_kept = max(record.traces_kept, status.traces_kept)
             record.traces_shed = max(record.traces_shed, status.traces_shed)
-            if not requests:
-                return
-            self._last_sequence = requests[-1].sequence
-            record.num_finished += len(requests)
-            reasons = [request.finish_reason for request in requests]
-            record.num_aborted += reasons.count("abort")
-            record.num_failed += sum(one not in ("stop", "length", "abort") for one in reasons)
-            append_lines(self._path, [to_dict(request) for request in requests])
-            self._on_requests(requests)
+            if requests:
+                self._last_sequence = requests[-1].sequence
+                record.num_finished += len(requests)
+                record.num_aborted += sum(one.finish_reason == "abort" for one in requests)
+                self._file.append(*(to_dict(request) for request in requests))
+                self._on_requests(requests)
+            await self._on_status(status)

@@ -16,9 +16,9 @@
 Serving waits for nobody: not for the learner, not for a verdict. Winding down (learner, last
 requests, engine, report) is shielded from cancellation, and each step of it has its own limit.
 
-An engine that dies ends the run with one sentence and exit status 1. It is not started again: the
-users' requests in it are lost anyway, and what killed it (memory, a driver, a bug) would most often
-kill it again. The next run on the same directory goes on from the same live version.
+An engine that dies ends the run with one sentence and status 1. It is not started again: requests
+in it are lost anyway, and what killed it (memory, a driver, a bug) would most often kill it again.
+The next run goes on from the same live version.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.to_thread
 
 from aurora_core.console import RunConsole
 from aurora_core.controller import build
+from aurora_core.controller.announcement import announce
 from aurora_core.controller.background import Background
+from aurora_core.controller.bookkeeping import Bookkeeping
 from aurora_core.controller.evidence import LiveTraffic
 from aurora_core.controller.final_measurement import FinalMeasurement
 from aurora_core.controller.learning import prepare_learner
@@ -43,17 +44,19 @@ from aurora_core.controller.outcome import (
     INTERRUPTED,
     EngineDied,
     Outcome,
+    conclude,
     culprit,
     make_report_folder,
-    write_reports,
 )
+from aurora_core.controller.record_file import RecordFile
 from aurora_core.controller.requests_log import RequestsLog
 from aurora_core.controller.run_directory import RunDirectory
 from aurora_core.controller.signals import terminated_like_interrupted
 from aurora_core.controller.swapping import Swapping
+from aurora_core.controller.trace_counts import TraceCounts
 from aurora_core.controller.traffic import OwnTraffic
 from aurora_core.errors import BackendError
-from aurora_core.records import RequestStats
+from aurora_core.records import BackendStatus, RequestStats
 from aurora_core.report.history import History
 from aurora_core.target.progress import progress_bar
 
@@ -82,7 +85,7 @@ def run(
         learner_module: what `python -m` starts as the learner.
 
     Returns:
-        0; 1 when the engine died or the learner was given up; 130 when interrupted.
+        0; 130 when interrupted; 1 when the engine died, the learner gave up or no report fits.
 
     Raises:
         AuroraError: something the user can mend kept the run from starting.
@@ -120,17 +123,22 @@ class Run:
             learner_module: what `python -m` starts as the learner.
 
         Raises:
-            AuroraError: the directory belongs to something else.
+            AuroraError: the directory or the trace sink cannot be used.
         """
-        directory.check_resumable(parts.target, parts.config.speculator.name)
-        lineage = build.read_lineage(directory)
+        lineage = build.prepare(parts, directory)
         self.parts, self.directory, self.console, self.lineage = parts, directory, console, lineage
-        self.started = time.time()
-        self.outcome = Outcome()
-        self.history = History(build.number_of(lineage.live), lineage.newest_version)
+        self.started, self.outcome = time.time(), Outcome()
+        live_version = build.number_of(lineage.live)
+        self.history = History(live_version, lineage.newest_version)
+        self.traces = TraceCounts(parts.sink)
         self.evidence = LiveTraffic(started=self.started)
+        self.requests_file = RecordFile(directory.requests, console.note)
+        self.verdicts_file = RecordFile(directory.verdicts, console.note)
         self.requests_log = RequestsLog(
-            parts.backend, directory.requests, on_requests=self._on_requests
+            parts.backend,
+            self.requests_file,
+            on_requests=self._on_requests,
+            on_status=self._on_status,
         )
         self.swapping = Swapping(
             backend=parts.backend,
@@ -138,16 +146,20 @@ class Run:
             traffic=self.evidence,
             live=lineage.live,
             previous=lineage.previous,
-            verdicts=directory.verdicts,
+            verdicts=self.verdicts_file,
+            find=directory.store.read,
+            note=console.note,
             notify=parts.plugins.notify,
             on_change=self._on_change,
         )
         self.learner = prepare_learner(
             parts, directory, lineage, self.swapping, console, module=learner_module
         )
-        self.traffic = OwnTraffic.of(parts.config, note=console.note)
-        self.tracking = make_tracking(parts.config)
+        self.traffic = OwnTraffic.of(parts.config, note=console.note, gaps=self.swapping.gaps)
         self.measurement = FinalMeasurement(parts.config, console)
+        self.tracking = make_tracking(parts.config, live_version)
+        registry = self.tracking.registry if self.tracking else None
+        self.bookkeeping = Bookkeeping(directory, registry, note=console.note)
         self._wanted_requests: int | None = None
         self._enough = anyio.Event()
         self._swapping_task, self._polling_task = Background(), Background()
@@ -164,27 +176,18 @@ class Run:
             AuroraError: the engine or the learner cannot be started as configured.
         """
         self._wanted_requests = requests
-        outcome, plugins = self.outcome, self.parts.plugins
         observers = {"console": self.console, "report": self.history, "tracking": self.tracking}
         with (
-            registered(plugins, {name: one for name, one in observers.items() if one is not None}),
+            registered(self.parts.plugins, observers),
             anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
         ):
-            self._announce()
             try:
+                announce(self, wanted_requests=requests)
                 await self._work_and_wind_down(signals, duration_s)
             except Exception as error:
-                outcome.error = culprit(error)
-            outcome.learner_gave_up = self.learner is not None and self.learner.has_given_up
-            report = write_reports(self, report_dir) if outcome.has_report else None
-            plugins.notify("aurora_run_finished", report=report, error=outcome.hook_error)
-            if report is not None:
-                self.console.summary(report)
-            if isinstance(outcome.error, EngineDied):
-                self.console.fail(f"the engine is gone: {outcome.error}")
-            if self.tracking is not None:
-                await anyio.to_thread.run_sync(self.tracking.close)
-        return outcome.exit_code()
+                self.outcome.error = culprit(error)
+            await conclude(self, report_dir)
+        return self.outcome.exit_code()
 
     async def _work_and_wind_down(
         self, signals: AsyncIterable[signal.Signals], duration_s: float | None
@@ -232,6 +235,8 @@ class Run:
         self.console.phase(f"serving at {self.parts.backend.url}")
         if self.lineage.challenger is not None:
             self.swapping.publish(self.lineage.challenger)
+        if self.lineage.newest_version:
+            await self._on_change()  # what was found may differ from what was written down
 
     async def _serve(self, duration_s: float | None) -> None:
         """Return when the traffic, the requests or the time are over."""
@@ -268,6 +273,7 @@ class Run:
                 await self.requests_log.poll()
             except BackendError as error:
                 self.console.note(f"the last requests are not known: {error}")
+        await self.bookkeeping.retry()
         await self.parts.backend.stop()
 
     def _on_requests(self, requests: list[RequestStats]) -> None:
@@ -280,21 +286,14 @@ class Run:
         if wanted is not None and self.requests_log.record.num_finished >= wanted:
             self._enough.set()
 
+    async def _on_status(self, status: BackendStatus) -> None:
+        """Once a second, after the requests: see that all agree on what is live."""
+        await self.swapping.reconcile(status)
+        await self.bookkeeping.retry()
+
     async def _on_change(self) -> None:
         """Remember which versions are in use, and tell the learner."""
-        state = self.swapping.state
-        await anyio.to_thread.run_sync(self.directory.remember, state)
+        swapping = self.swapping
+        await self.bookkeeping.remember(swapping.live, swapping.previous, swapping.challenger)
         if self.learner is not None:
-            await self.learner.tell_live(state.champion)
-
-    def _announce(self) -> None:
-        """Say and write what was resolved, before any work."""
-        facts = build.resolved_facts(self.parts, self.directory, self.lineage)
-        self.directory.write_resolved(self.parts.config, facts)
-        self.console.banner(
-            list(facts.items()),
-            live_version=build.number_of(self.lineage.live),
-            newest=self.lineage.newest_version,
-            wanted_requests=self._wanted_requests,
-            count_requests=self.traffic.count if self.traffic else None,
-        )
+            await self.learner.tell_live(swapping.live.version if swapping.live else None)

@@ -167,7 +167,7 @@ class RunDirectory:
 
 
 class _LogFile(logging.FileHandler):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+    def handleError(self, record: logging.LogRecord) -> None:
         """Lose a line that does not fit; the default writes a traceback to standard error."""
 
 

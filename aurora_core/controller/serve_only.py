@@ -1,4 +1,4 @@
-"""An engine without learning, for `aurora bench` and `aurora replay` on a run's drafter."""
+"""An engine without learning, for `aurora bench` on a run's drafter."""
 
 from __future__ import annotations
 

@@ -4,9 +4,12 @@
                                     ^                                      |
     every few seconds --------------+ a held candidate is judged again     v
                                       as traffic goes on           hooks, learner
+                                                                           ^
+    engine status, once a second -> reconcile(): another drafter serves ---+
 
 One version is judged at a time, always the newest one. What is decided is appended to
-`verdicts.jsonl` with all its evidence, so that a policy can be replayed on it.
+`verdicts.jsonl` with all its evidence, so that a policy can be replayed on it. The engine has the
+last word on what serves: it may let go of a drafter that fails.
 """
 
 from __future__ import annotations
@@ -14,17 +17,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import anyio
 
 from aurora_core.controller.evidence import LiveTraffic
-from aurora_core.controller.run_directory import append_line
+from aurora_core.controller.record_file import RecordFile
+from aurora_core.controller.swap_gaps import SwapGaps
 from aurora_core.errors import BackendError, CheckpointError
 from aurora_core.interfaces import Backend, SwapPolicy
-from aurora_core.records import DraftVersion, Evidence, Verdict
-from aurora_core.versions import RunState
+from aurora_core.records import (
+    NO_DRAFTER,
+    BackendStatus,
+    DraftVersion,
+    Evidence,
+    SwapReceipt,
+    Verdict,
+)
 from aurora_core.wire import from_dict, to_dict
 
 log = logging.getLogger(__name__)
@@ -41,7 +50,9 @@ class Swapping:
         traffic: LiveTraffic,
         live: DraftVersion | None,
         previous: DraftVersion | None,
-        verdicts: Path,
+        verdicts: RecordFile,
+        find: Callable[[int], DraftVersion],
+        note: Callable[[str], None],
         notify: Callable[..., None],
         on_change: Callable[[], Awaitable[None]],
         review_s: float = 5.0,
@@ -54,7 +65,9 @@ class Swapping:
             traffic: what requests say about each version.
             live: version that serves at start, None for none.
             previous: version to roll back to.
-            verdicts: file that one JSON line per decision is appended to.
+            verdicts: is given one record per decision.
+            find: returns a published version by its number, or raises CheckpointError.
+            note: tells a person in a sentence what nobody decided.
             notify: calls a notification hook by name.
             on_change: awaited whenever `live`, `previous` or `challenger` changed.
             review_s: a candidate that was held is judged again after so many seconds.
@@ -62,21 +75,18 @@ class Swapping:
         """
         self.live, self.previous = live, previous
         self.challenger: DraftVersion | None = None
+        self.gaps = SwapGaps()
+        """The pauses that clients saw, at these swaps and elsewhere."""
         self.num_failed_swaps = 0
+        self.num_engine_changes = 0
+        """Times the engine was found to serve another drafter than the last swap made live."""
         self._backend, self._policy, self._traffic = backend, policy, traffic
-        self._verdicts, self._notify, self._on_change = verdicts, notify, on_change
+        self._verdicts, self._find = verdicts, find
+        self._note, self._notify, self._on_change = note, notify, on_change
         self._review_s, self._clock = review_s, clock
         self._last_action: tuple[int, str] | None = None
         self._published = anyio.Event()
-
-    @property
-    def state(self) -> RunState:
-        """Which versions are in use now."""
-        champion, previous, challenger = (
-            None if draft is None else draft.version
-            for draft in (self.live, self.previous, self.challenger)
-        )
-        return RunState(champion=champion, previous=previous, challenger=challenger)
+        self._changing = anyio.Lock()
 
     def publish(self, draft: DraftVersion) -> None:
         """Announce a version and have it judged; it takes the place of one that still waits."""
@@ -92,10 +102,77 @@ class Swapping:
             if self._published.is_set():
                 self._published = anyio.Event()
                 await self._on_change()
-            if self.challenger is not None:
-                await self._judge(self.challenger)
-            if self.live is not None:
-                await self._judge(self.live)
+            async with self._changing:
+                if self.challenger is not None:
+                    await self._judge(self.challenger)
+                if self.live is not None:
+                    await self._judge(self.live)
+
+    async def reconcile(self, status: BackendStatus) -> None:
+        """Believe the engine when it serves another drafter than this run thought.
+
+        It lets go of a drafter that fails while drafting, and serves on without speculation; or it
+        did swap, and its answer was lost.
+
+        Args:
+            status: what the engine said last.
+
+        Raises:
+            BackendError: it does not answer.
+        """
+        # A swap that is on its way is no surprise, and the next status comes in a second.
+        if self._agrees(status) or self._changing.locked():
+            return
+        with anyio.CancelScope(shield=True):
+            async with self._changing:
+                status = await self._backend.status()  # one may have ended since it was read
+                if not self._agrees(status):
+                    await self._accept(status)
+
+    def _agrees(self, status: BackendStatus) -> bool:
+        if self.live is None:
+            return status.live_version == NO_DRAFTER
+        same = status.live_version == self.live.version
+        return same and status.checksum in ("", self.live.checksum)
+
+    async def _accept(self, status: BackendStatus) -> None:
+        version, draft = status.live_version, self._published_as(status)
+        receipt = SwapReceipt(version=version, checksum=status.checksum, load_ms=0.0, stall_ms=0.0)
+        thought, previous = _name(self.live), self.live
+        if version == NO_DRAFTER:
+            # What fails is nothing to go back to.
+            previous = self.previous
+            reason = (
+                f"the engine let go of {thought}, as it does when a drafter fails, and serves on "
+                "without speculation; its log says why"
+            )
+        elif draft is not None:
+            reason = f"the engine serves version {version}, and not {thought} as this run thought"
+        else:
+            reason = (
+                f"the engine served version {version} with weights that this run did not publish, "
+                f"and not {thought}; speculation is switched off"
+            )
+            try:
+                receipt = await self._backend.swap(None)
+            except BackendError as error:
+                log.warning("%s, but the engine refuses: %s", reason, error)
+                return
+        self.num_engine_changes += 1
+        log.warning("%s", reason)
+        self._note(reason)
+        await self._take_over(
+            draft, receipt, previous=previous, kind="engine_changed", reason=reason
+        )
+
+    def _published_as(self, status: BackendStatus) -> DraftVersion | None:
+        if status.live_version == NO_DRAFTER:
+            return None
+        try:
+            draft = self._find(status.live_version)
+        except CheckpointError:
+            return None
+        return draft if status.checksum in ("", draft.checksum) else None
 
     async def _judge(self, candidate: DraftVersion) -> None:
         """Ask the policy and do what it says. A live candidate is reviewed, not promoted again."""
@@ -138,27 +215,34 @@ class Swapping:
         if self.challenger is evidence.candidate:
             self.challenger = None  # it has its chance now; a newer one may come meanwhile
         try:
-            receipt = await self._backend.swap(draft)
+            with self.gaps.window():
+                receipt = await self._backend.swap(draft)
         except (BackendError, CheckpointError) as error:
             self.num_failed_swaps += 1
-            serving = f"version {self.live.version}" if self.live else "no drafter"
             verdict = Verdict(
-                action="hold", reason=f"the swap failed and {serving} goes on serving: {error}"
+                action="hold",
+                reason=f"the swap failed and {_name(self.live)} goes on serving: {error}",
             )
             self._record("swap_failed", evidence.candidate, verdict, evidence)
             await self._on_change()
             return
+        await self._take_over(draft, receipt, previous=previous, kind="swap")
+
+    async def _take_over(
+        self,
+        draft: DraftVersion | None,
+        receipt: SwapReceipt,
+        *,
+        previous: DraftVersion | None,
+        kind: str,
+        **facts: Any,
+    ) -> None:
+        """Take note that `draft` is live, and tell everyone."""
         replaced, self.live, self.previous = self.live, draft, previous
-        self._traffic.swapped(self._clock())
-        append_line(
-            self._verdicts,
-            {
-                "kind": "swap",
-                "time": self._clock(),
-                "version": receipt.version,
-                "receipt": to_dict(receipt),
-            },
-        )
+        now = self._clock()
+        self._traffic.swapped(now)
+        line = {"kind": kind, "time": now, "version": receipt.version, "receipt": to_dict(receipt)}
+        self._verdicts.append({**line, **facts})
         await self._on_change()
         self._notify("aurora_draft_swapped", draft=draft, previous=replaced, receipt=receipt)
 
@@ -166,17 +250,20 @@ class Swapping:
         self, kind: str, candidate: DraftVersion, verdict: Verdict, evidence: Evidence
     ) -> None:
         log.info("version %d: %s: %s", candidate.version, verdict.action, verdict.reason)
-        append_line(
-            self._verdicts,
+        self._verdicts.append(
             {
                 "kind": kind,
                 "time": self._clock(),
                 "version": candidate.version,
                 "verdict": to_dict(verdict),
                 "evidence": to_dict(evidence),
-            },
+            }
         )
         self._notify("aurora_swap_decided", draft=candidate, verdict=verdict, evidence=evidence)
+
+
+def _name(draft: DraftVersion | None) -> str:
+    return "no drafter" if draft is None else f"version {draft.version}"
 
 
 def read_evidence(line: dict[str, Any]) -> tuple[Evidence, Verdict]:

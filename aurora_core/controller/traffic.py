@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 from anyio.abc import TaskGroup
 
+from aurora_core.controller.swap_gaps import SwapGaps
 from aurora_core.errors import BackendError
 from aurora_core.records import NO_DRAFTER
 from aurora_core.traffic.driver import ReplayDriver, ReplaySettings
@@ -42,6 +43,7 @@ class OwnTraffic:
         seed: int,
         keep_held_out: bool,
         note: Callable[[str], None],
+        gaps: SwapGaps,
     ) -> None:
         """
         Args:
@@ -49,6 +51,7 @@ class OwnTraffic:
             seed: of prompts, arrivals and sampling.
             keep_held_out: whether the held-out side of the prompts is left for a measurement.
             note: told in a sentence what a person should know.
+            gaps: is given the pauses of every answer.
 
         Raises:
             ConfigError: the prompts cannot be read.
@@ -56,7 +59,8 @@ class OwnTraffic:
         self.num_requests = self.num_failed = 0
         self.num_compared_by_version: Counter[int] = Counter()
         """Compared answers by the newest draft version behind them."""
-        self._section, self._seed, self._note = section, seed, note
+        self._section, self._seed, self._note, self._gaps = section, seed, note, gaps
+        self._driver: ReplayDriver | None = None
         self._source = open_prompts(
             section.prompts,
             domains=section.domains,
@@ -70,7 +74,7 @@ class OwnTraffic:
         self._comparing = anyio.Semaphore(1)  # comparisons must not crowd out the traffic
 
     @classmethod
-    def of(cls, config: RunConfig, *, note: Callable[[str], None]) -> Self | None:
+    def of(cls, config: RunConfig, *, note: Callable[[str], None], gaps: SwapGaps) -> Self | None:
         """Return the traffic that a configuration asks for, None if it asks for none."""
         if config.traffic is None:
             return None
@@ -79,7 +83,13 @@ class OwnTraffic:
             seed=config.seed,
             keep_held_out=config.final_bench is not None,
             note=note,
+            gaps=gaps,
         )
+
+    @property
+    def num_sent(self) -> int:
+        """Requests sent; a run that is interrupted does not wait for the last of them."""
+        return self._driver.num_sent if self._driver else 0
 
     def count(self) -> int:
         """Return how many requests were answered or failed."""
@@ -112,7 +122,7 @@ class OwnTraffic:
         async with Endpoint(url) as endpoint:
             if section.lossless_every and not section.temperature:
                 self._check = LosslessCheck(endpoint, max_tokens=section.max_tokens)
-            driver = ReplayDriver(endpoint, self._prompts(requests), settings)
+            driver = self._driver = ReplayDriver(endpoint, self._prompts(requests), settings)
             # The timer ends with the last result, the comparisons end when they are done.
             async with (
                 anyio.create_task_group() as comparisons,
@@ -126,6 +136,7 @@ class OwnTraffic:
         async with contextlib.aclosing(driver.results()) as results:
             async for result in results:
                 self.num_requests += 1
+                self._gaps.answered(longest_gap_s=result.longest_gap_s, latency_s=result.latency_s)
                 prompt = self._to_compare.pop(result.index, None)
                 if not result.ok:
                     self.num_failed += 1

@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aurora_core.components import build_component
 from aurora_core.config import ComponentSection, LearnerSection
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from aurora_core.interfaces import Speculator, TraceReader
+    from aurora_core.learner.checkpoint import Checkpoints
     from aurora_core.learner.lineage import Lineage
+    from aurora_core.learner.module import LearnerModule
+    from aurora_core.learner.stream import TraceStream
     from aurora_core.target.weights import TargetWeights
 
 log = logging.getLogger(__name__)
@@ -159,13 +162,13 @@ def _trainer(
     plan: LearnerPlan,
     speculator: Speculator,
     weights: TargetWeights,
-    module: Any,
-    checkpoints: Any,
+    module: LearnerModule,
+    checkpoints: Checkpoints,
     reader: TraceReader | None,
     *,
     control: Control,
     events: EventWriter,
-) -> tuple[lightning.Trainer, Any]:
+) -> tuple[lightning.Trainer, TraceStream]:
     """Return the trainer with its callbacks, and the stream to train on."""
     from aurora_core.learner.checkpoint import CheckpointLearner
     from aurora_core.learner.holdout import HoldoutReplay

@@ -9,20 +9,26 @@ Figures that were not measured are null, never zero.
     otps                      of the final measurement at the first batch size: medians over runs
                               of output tokens per second of a request after its first token;
                               `speedup` is their ratio
-    requests                  the run's own traffic; finished requests of any client when it had
-                              none. `engine_finished` counts everything, comparisons and the
-                              final measurement included
+    requests                  the run's own traffic, as sent; finished requests of any client when
+                              it had none. total = finished + failed + unfinished.
+                              `engine_finished` counts everything, comparisons and the final
+                              measurement included
     lossless                  answers of the run's traffic and of the final measurement, compared
                               with the same request without speculation
     learner                   steps and tokens of the lineage, earlier runs on the same directory
                               included
-    traces, memory            as the engine reported; memory is the peak of samples once a second
+    swaps.stall_ms_*          time for which the decoding loop stood still, as the engine reported
+    swaps.longest_gap_ms_*    longest pause between two chunks of an answer, P99 over the run's own
+                              requests that were in flight at a swap, and over all the others
+    traces                    over both ends of the sink since the run began; at least what the
+                              engine reported
+    memory                    as the engine reported: the peak of samples once a second
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +50,11 @@ class RequestCounts:
     """Requests as their senders saw them."""
 
     total: int
+    """All that were sent; without own traffic, all that the engine saw the end of."""
     failed: int
+    """Without a complete answer."""
+    unfinished: int = 0
+    """Given up by whoever sent them: the run ended, or the client went away."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +109,14 @@ class RunFacts:
     settings: Mapping[str, Any]
     """The resolved configuration without secrets."""
     settings_digest: str
+    num_engine_changes: int = 0
+    """Times the engine changed drafters by itself; those are in the history too."""
+    gaps_ms_at_swaps: tuple[float, ...] = ()
+    """Longest pause of each own request that was in flight at a swap."""
+    gaps_ms_elsewhere: tuple[float, ...] = ()
+    """The same for all other requests."""
+    num_dropped_records: int = 0
+    """Lines of requests.jsonl and verdicts.jsonl that the disk did not take."""
 
 
 def make_report(facts: RunFacts) -> dict[str, Any]:
@@ -106,7 +124,8 @@ def make_report(facts: RunFacts) -> dict[str, Any]:
     history = facts.history
     measured = facts.measurements[0] if facts.measurements else None
     last = measured.acceptance_length if measured else history.last_acceptance_length
-    stalls = [event.receipt.stall_ms for event in history.swaps]
+    # Nothing is measured when an engine changes by itself, and nothing stands still.
+    stalls = [event.receipt.stall_ms for event in history.swaps if event.receipt.stall_ms > 0]
     newest = history.published[-1] if history.published else None
     return {
         "schema": REPORT_SCHEMA,
@@ -114,7 +133,9 @@ def make_report(facts: RunFacts) -> dict[str, Any]:
         "error": facts.error,
         "requests": {
             "total": facts.requests.total,
+            "finished": facts.requests.total - facts.requests.failed - facts.requests.unfinished,
             "failed": facts.requests.failed,
+            "unfinished": facts.requests.unfinished,
             "engine_finished": facts.num_engine_finished,
             "engine_aborted": facts.num_engine_aborted,
         },
@@ -126,10 +147,13 @@ def make_report(facts: RunFacts) -> dict[str, Any]:
             "differences": [to_dict(one) for one in facts.lossless.differences[:_KEPT_DIFFERENCES]],
         },
         "swaps": {
-            "count": history.num_swaps,
+            "count": history.num_swaps - facts.num_engine_changes,
             "failed": facts.num_failed_swaps,
+            "by_engine": facts.num_engine_changes,
             "stall_ms_p99": percentile(stalls, 99),
             "stall_ms_max": max(stalls, default=None),
+            "longest_gap_ms_p99": percentile(facts.gaps_ms_at_swaps, 99),
+            "longest_gap_ms_p99_elsewhere": percentile(facts.gaps_ms_elsewhere, 99),
             "events": [
                 {
                     "num_requests": event.num_requests,
@@ -147,6 +171,7 @@ def make_report(facts: RunFacts) -> dict[str, Any]:
             "first_window_requests": min(FIRST_WINDOW_REQUESTS, len(history.first_requests)),
             "last": last,
             "last_measured_on": _last_measured_on(measured, last),
+            "per_position": list(history.last_acceptance_per_position),
             "by_domain": dict(facts.acceptance_by_domain),
             "published": {str(draft.version): finite(draft.metrics) for draft in history.published},
         },
@@ -172,6 +197,7 @@ def make_report(facts: RunFacts) -> dict[str, Any]:
             ],
         },
         "traces": {"kept": facts.traces_kept, "shed": facts.traces_shed},
+        "records": {"dropped": facts.num_dropped_records},
         "learner": {
             "state": facts.learner_state,
             "steps": facts.learner_steps,
@@ -205,7 +231,7 @@ def make_report(facts: RunFacts) -> dict[str, Any]:
     }
 
 
-def percentile(values: list[float], percent: float) -> float | None:
+def percentile(values: Sequence[float], percent: float) -> float | None:
     """Return the smallest value that `percent` % of the values do not exceed; None without any."""
     if not values:
         return None

@@ -7,7 +7,8 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from aurora_core import hookimpl
-from aurora_core.controller.evidence import acceptance_length_of
+from aurora_core.acceptance import per_position, sum_per_position
+from aurora_core.controller.evidence import acceptance_length_of, is_live
 from aurora_core.records import (
     NO_DRAFTER,
     DraftVersion,
@@ -60,6 +61,10 @@ class History:
         self.verdict_counts: Counter[str] = Counter()
         self.num_swaps = 0
         self.num_requests = 0
+        self.num_aborted_requests = 0
+        """Requests that ended because their client went away, or a step of the engine failed."""
+        self.num_failed_requests = 0
+        """Requests that ended for no reason of their own and none of their client's."""
         self.learner_metrics: dict[str, float] = {}
         self.first_requests: list[RequestStats] = []
         """The first live requests, behind `acceptance_length.first`."""
@@ -74,8 +79,10 @@ class History:
             self.requests.add(
                 request, live_version=self._live_version, newest_version=self._newest_version
             )
-            live = request.max_draft_version != NO_DRAFTER or self._live_version == NO_DRAFTER
-            if live:
+            reason = request.finish_reason
+            self.num_aborted_requests += reason == "abort"
+            self.num_failed_requests += reason not in ("stop", "length", "abort")
+            if is_live(request, self._live_version):
                 self.last_requests.append(request)
                 if len(self.first_requests) < FIRST_WINDOW_REQUESTS:
                     self.first_requests.append(request)
@@ -134,3 +141,10 @@ class History:
     def last_acceptance_length(self) -> float | None:
         """Acceptance length over the last live requests, None without any."""
         return acceptance_length_of(self.last_requests) if self.last_requests else None
+
+    @property
+    def last_acceptance_per_position(self) -> tuple[float, ...]:
+        """Share of steps in which each draft position was accepted, over the last live requests."""
+        requests = self.last_requests
+        accepted = sum_per_position(one.accepted_per_position for one in requests)
+        return per_position(accepted, sum(one.num_steps for one in requests))

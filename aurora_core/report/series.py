@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from aurora_core.acceptance import acceptance_length
-from aurora_core.controller.evidence import otps, version_of
+from aurora_core.controller.evidence import is_live, otps, version_of
 from aurora_core.records import NO_DRAFTER, RequestStats
 
 
@@ -35,7 +35,7 @@ class RequestBin:
         if plain and speed is not None:
             self.plain_otps_sum += speed
             self.plain_otps_count += 1
-        if plain and live_version != NO_DRAFTER:
+        if not is_live(request, live_version):
             return
         self.num_live += 1
         self.accepted += sum(request.accepted_per_position)

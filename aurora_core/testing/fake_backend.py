@@ -9,7 +9,8 @@ of verification steps depends on the drafter. Better versions accept more, so a 
 shows the whole loop at work: acceptance rises with every swap. Time is simulated: a verification
 step lasts `step_ms`, with or without drafts.
 
-Failures on purpose: swaps that are refused, an engine that dies, versions that change the output.
+Failures on purpose: swaps that are refused, a drafter or an engine that dies, versions that change
+the output.
 Needs no torch.
 """
 
@@ -59,6 +60,9 @@ class FakeBackendOptions(Options):
         (), description="Swaps that fail, counted from 1, whatever the version."
     )
     lossy_versions: tuple[int, ...] = Field((), description="Versions that change the output.")
+    drop_drafter_after_requests: int | None = Field(
+        None, gt=0, description="Requests before the live drafter fails and is let go of."
+    )
     die_after_requests: int | None = Field(None, gt=0, description="Requests before it dies.")
 
 
@@ -174,6 +178,10 @@ class FakeBackend(Backend):
             self._server.should_exit = True
             await serving
 
+    def drop_drafter(self) -> None:
+        """Go on without a drafter, as an engine whose drafter raised."""
+        self._live = None
+
     def die(self) -> None:
         """Stop answering at once, as a killed engine would."""
         self._failure = "the fake engine died"
@@ -234,6 +242,8 @@ class FakeBackend(Backend):
             batch_size=1.0 + self._running,
         )
         self._requests.append(stats)
+        if self.options.drop_drafter_after_requests == len(self._requests):
+            self.drop_drafter()
         if self.options.die_after_requests == len(self._requests):
             asyncio.get_running_loop().call_later(0.05, self.die)
         return Answer(token_ids=token_ids, created=int(arrived), stats=stats)

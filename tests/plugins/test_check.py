@@ -39,6 +39,13 @@ def test_a_runnable_configuration_is_printed_with_its_components(tiny, capsys):
     assert "missing" not in text
 
 
+def test_secrets_are_not_printed(tiny, capsys):
+    arguments = ["check", "--set", f"target={tiny}", "--set", "speculator.aux_layers=[0, 1, 2]"]
+    assert main([*arguments, "--set", "tracking.uri=https://me:hunter2@mlflow.example"]) == 0
+    text = capsys.readouterr().out
+    assert "hunter2" not in text and "  uri: https://***@mlflow.example" in text
+
+
 def test_a_target_that_is_elsewhere_is_left_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("AURORA_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("AURORA_SMOLLM2_WHEEL", raising=False)

@@ -1,3 +1,4 @@
+import errno
 import io
 import logging
 import re
@@ -67,6 +68,14 @@ def test_plain_console_writes_one_line_per_event_and_no_control_codes():
     ]
 
 
+def test_engine_that_changed_by_itself_did_not_stand_still():
+    stream = io.StringIO()
+    receipt = SwapReceipt(version=NO_DRAFTER, checksum="", load_ms=0.0, stall_ms=0.0)
+    with RunConsole(stream) as console:
+        console.aurora_draft_swapped(draft=None, previous=DRAFT, receipt=receipt)
+    assert stream.getvalue().endswith("no drafter is live after version 4\n")
+
+
 def test_plain_progress_is_limited_in_rate_and_events_are_not():
     stream = io.StringIO()
     with RunConsole(stream) as console:
@@ -115,10 +124,11 @@ def test_log_lines_are_written_above_the_live_panel_and_go_back_to_stderr_afterw
     assert handler.stream is terminal
 
 
-def test_reader_that_went_away_does_not_end_the_run():
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.ENOSPC, "full")])
+def test_reader_that_went_away_or_a_full_disk_does_not_end_the_run(error):
     class Closed(io.StringIO):
         def write(self, text):
-            raise BrokenPipeError
+            raise error
 
     with RunConsole(Closed()) as console:
         drive(console)
@@ -140,11 +150,23 @@ def test_requests_without_a_limit_have_none_in_their_line():
 def test_summary_says_what_was_not_measured():
     report = {
         "ended": "interrupted",
-        "requests": {"total": 3, "failed": 1},
-        "acceptance_length": {"first": None, "last": None, "last_measured_on": None},
+        "requests": {"total": 3, "finished": 1, "failed": 1, "unfinished": 1},
+        "acceptance_length": {
+            "first": None,
+            "last": None,
+            "last_measured_on": None,
+            "per_position": [],
+        },
         "otps": {"none": None, "speculative": None, "speedup": None, "batch_size": None},
         "lossless": {"checked": 0, "mismatches": 0, "near_ties": 0},
-        "swaps": {"count": 0, "failed": 0, "stall_ms_p99": None},
+        "swaps": {
+            "count": 0,
+            "failed": 0,
+            "by_engine": 0,
+            "stall_ms_p99": None,
+            "longest_gap_ms_p99": None,
+        },
+        "records": {"dropped": 0},
         "learner": {"steps": 0, "tokens_trained": 0, "restarts": 1},
         "traces": {"kept": 0, "shed": 0},
         "memory": {"engine_mib": 1.0, "learner_mib": 0.0},
@@ -155,3 +177,5 @@ def test_summary_says_what_was_not_measured():
     assert rows["speed-up"] == "not measured" and rows["lossless"] == "not checked"
     assert rows["acceptance length"] == "not measured"
     assert rows["swaps"] == "none" and "1 restart" in rows["learner"]
+    assert rows["requests"] == "1 finished, 1 failed, 1 unfinished"
+    assert not {"longest pauses", "by draft position", "lost records"} & rows.keys()

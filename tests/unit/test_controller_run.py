@@ -1,5 +1,7 @@
 """Whole runs on the fake engine, with the fake learner as a real process."""
 
+import errno
+import itertools
 import json
 import os
 import re
@@ -19,16 +21,19 @@ from safetensors.numpy import save_file
 from aurora_core import hookimpl
 from aurora_core.config import RunConfig
 from aurora_core.console import RunConsole
-from aurora_core.controller import build
+from aurora_core.controller import build, run_directory, traffic
 from aurora_core.controller.run import Run, run
 from aurora_core.controller.run_directory import RunDirectory, read_lines
 from aurora_core.controller.serve_only import serve_only
 from aurora_core.controller.swapping import read_evidence
-from aurora_core.errors import AuroraError, BackendError, ConfigError
+from aurora_core.errors import AuroraError, BackendError, ConfigError, TraceError
 from aurora_core.plugins import Plugins
 from aurora_core.policies import HoldoutGate, HoldoutOptions
+from aurora_core.records import NO_DRAFTER
 from aurora_core.target.architecture import parse_architecture
 from aurora_core.testing.fake_speculator import FakePlugin
+from aurora_core.testing.mlflow_store import copy_empty_store
+from aurora_core.traffic.completion import RequestFailed
 from aurora_core.traffic.endpoint import Endpoint, RequestSettings
 from aurora_core.traffic.prompts.prompt import Prompt
 from aurora_core.versions import read_run_state
@@ -136,6 +141,17 @@ def read_report(settings):
     return json.loads((Path(settings["run_dir"]) / "report.json").read_text())
 
 
+def registry_aliases(settings):
+    """Return alias -> draft version, from the run's own MLflow store."""
+    mlflow = pytest.importorskip("mlflow")
+    client = mlflow.MlflowClient(f"sqlite:///{settings['run_dir']}/mlflow.db")
+    model = client.get_registered_model("aurora-drafter")
+    return {
+        alias: int(client.get_model_version(model.name, number).tags["draft_version"])
+        for alias, number in model.aliases.items()
+    }
+
+
 def learners():
     children = psutil.Process().children(recursive=True)
     return [child for child in children if FAKE_LEARNER in " ".join(child.cmdline())]
@@ -164,16 +180,23 @@ def test_run_serves_learns_swaps_measures_and_reports(settings, tmp_path, capsys
         copied = (tmp_path / "reports" / name).read_text()
         assert copied == (Path(settings["run_dir"]) / name).read_text()
     output = capsys.readouterr().out
-    assert "50 served, 0 failed" in output and "\x1b" not in output
+    assert "50 finished, 0 failed" in output and "\x1b" not in output
+    assert re.search(r"by draft position +0\.\d\d 0\.\d\d", output)
+    assert re.search(r"output tokens/s +[\d.]+ \([\d.]+ to [\d.]+\) against [\d.]+ \(", output)
+    assert report["swaps"]["longest_gap_ms_p99"] is not None
     assert not learners()
 
 
 def test_files_of_a_run_tell_what_happened(settings):
+    settings["tracking"]["enabled"] = True
+    copy_empty_store(Path(settings["run_dir"]))
     assert execute(settings, requests=40) == 0
     directory = RunDirectory(Path(settings["run_dir"]))
     state = read_run_state(directory.state)
     assert directory.store.read(state.champion).version == state.champion
     assert state.previous < state.champion
+    aliases = registry_aliases(settings)
+    assert (aliases["champion"], aliases["previous"]) == (state.champion, state.previous)
     requests = read_lines(directory.requests)
     assert len(requests) == read_report(settings)["requests"]["engine_finished"] >= 40
     assert {request["route"] for request in requests} >= {"sql", "math"}
@@ -224,6 +247,91 @@ def test_failed_swap_keeps_the_old_drafter_and_is_reported(settings, capsys):
     assert failed["version"] not in watcher.swaps
     assert failed["evidence"]["live"]["version"] == watcher.swaps[0]
     assert f"version {watcher.swaps[0]} goes on serving" in capsys.readouterr().out
+
+
+def test_drafter_that_fails_is_not_live_any_more_anywhere(settings, capsys):
+    settings["backend"] |= {"wait_for_swaps": {10: 1}, "drop_drafter_after_requests": 20}
+    settings["learner"]["max_steps"] = 1  # one version, and no other
+    settings["tracking"]["enabled"] = True
+    copy_empty_store(Path(settings["run_dir"]))
+    watcher = Watcher()
+    assert execute(settings, watcher, requests=30) == 0
+    assert watcher.swaps == [1, NO_DRAFTER]
+    directory = RunDirectory(Path(settings["run_dir"]))
+    assert read_run_state(directory.state).champion is None
+    assert read_lines(directory.verdicts)[-1]["kind"] == "engine_changed"
+    assert registry_aliases(settings) == {}
+    report = read_report(settings)
+    assert report["drafter"]["live_version"] is None
+    assert (report["swaps"]["count"], report["swaps"]["by_engine"]) == (1, 1)
+    assert "the engine let go of version 1" in capsys.readouterr().out
+
+
+def test_full_disk_costs_records_and_not_the_service(settings, monkeypatch, capsys):
+    directory = RunDirectory(Path(settings["run_dir"]))
+    failures = []
+
+    def fill_disk():
+        for record in (directory.requests, directory.verdicts):
+            record.symlink_to("/dev/full")
+
+    def write_state(path, state):
+        failures.append(state)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_directory, "write_run_state", write_state)
+    watcher = Watcher(on_started=fill_disk)
+    assert execute(settings, watcher, requests=40) == 0
+    assert len(watcher.swaps) >= 3 and failures[-1].champion == watcher.swaps[-1]
+    report = read_report(settings)
+    assert report["requests"]["finished"] == 40
+    assert report["records"]["dropped"] >= report["requests"]["engine_finished"] + 6
+    output = capsys.readouterr().out
+    for name in ("requests.jsonl", "verdicts.jsonl", "state.json"):
+        assert output.count(f"{name} cannot be written: No space left on device") == 1
+    for record in (directory.requests, directory.verdicts):
+        record.unlink()  # reading this device never ends
+
+
+def test_report_that_cannot_be_written_is_one_sentence(settings, tmp_path, capsys):
+    run_dir = Path(settings["run_dir"])
+    (run_dir / "report.json").mkdir(parents=True)
+    watcher = Watcher()
+    assert execute(settings, watcher, requests=5, report_dir=tmp_path / "reports") == 1
+    captured = capsys.readouterr()
+    assert re.fullmatch(r"aurora: the report cannot be written to '.*run': .*\n", captured.err)
+    assert "5 finished, 0 failed" in captured.out
+    assert watcher.report["requests"]["finished"] == 5 and watcher.error is None
+    copied = json.loads((tmp_path / "reports" / "report.json").read_text())
+    assert copied == watcher.report  # another disk may have room
+
+
+def test_sink_that_cannot_be_written_is_refused_before_anything_starts(settings, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    settings["trace_sink"] = {"name": "spool", "path": str(tmp_path / "file" / "spool")}
+    with pytest.raises(TraceError, match=r"the trace spool .* cannot be written: Not a directory"):
+        execute(settings, Watcher(), requests=5)
+    assert "starting the engine" not in capsys.readouterr().out
+    assert not (Path(settings["run_dir"]) / "resolved.yaml").exists()
+
+
+def test_failed_requests_are_no_finished_ones(settings, monkeypatch, capsys):
+    monkeypatch.setattr(traffic, "_PAUSE_AFTER_FAILURE_S", 0.0)
+    complete = Endpoint.complete
+
+    async def fail_sometimes(self, prompt, asked):
+        if asked.drafter is None and next(number) % 4 == 0:
+            raise RequestFailed("timeout", "no answer")
+        return await complete(self, prompt, asked)
+
+    number = itertools.count(1)
+    monkeypatch.setattr(Endpoint, "complete", fail_sometimes)
+    settings["backend"]["wait_for_swaps"] = {}
+    assert execute(settings, requests=12) == 0
+    requests = read_report(settings)["requests"]
+    expected = {"total": 12, "finished": 9, "failed": 3, "unfinished": 0}
+    assert requests | expected == requests
+    assert "9 finished, 3 failed" in capsys.readouterr().out
 
 
 def test_output_that_depends_on_the_drafter_is_counted_as_mismatch(settings):
@@ -464,6 +572,7 @@ def test_interrupted_run_stops_cleanly_and_leaves_a_consistent_directory(setting
     if moment != "starting":
         report = read_report(settings)
         assert report["ended"] == "interrupted" and report["requests"]["total"] > 0
+        assert 0 <= report["requests"]["unfinished"] <= 3
         assert report["drafter"]["live_version"] == read_run_state(directory.state).champion
         assert re.search(r"ended +interrupted", output)
     with directory.locked():  # and the next run may begin

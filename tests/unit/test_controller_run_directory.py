@@ -1,3 +1,4 @@
+import errno
 import io
 import json
 import logging
@@ -10,14 +11,19 @@ import pytest
 import yaml
 
 from aurora_core.config import RunConfig
+from aurora_core.controller import run_directory
+from aurora_core.controller.record_file import RecordFile
 from aurora_core.controller.run_directory import (
     RunDirectory,
     append_line,
+    append_lines,
     read_lines,
+    replace_file,
     without_secrets,
 )
 from aurora_core.errors import ConfigError
-from aurora_core.records import TargetSpec
+from aurora_core.records import DraftVersion, TargetSpec
+from aurora_core.versions import RunState
 
 TARGET = TargetSpec(
     name="tiny",
@@ -91,11 +97,64 @@ def test_records_of_requests_are_for_the_owner_alone(tmp_path):
 
 
 def test_failed_write_leaves_the_old_file(tmp_path):
-    directory = RunDirectory(tmp_path)
-    directory.write("report.json", "old")
+    replace_file(tmp_path / "report.json", "old")
     with pytest.raises(UnicodeEncodeError):
-        directory.write("report.json", "\ud800")
-    assert (tmp_path / "report.json").read_text() == "old"
+        replace_file(tmp_path / "report.json", "\ud800")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
+        ("report.json", "old")
+    ]
+
+
+def test_half_a_line_that_a_full_disk_took_is_removed_again(tmp_path, monkeypatch):
+    append_line(tmp_path / "x.jsonl", {"a": 1})
+    write = os.write
+
+    def write_a_little(descriptor, data):
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:10])
+
+    monkeypatch.setattr(os, "write", write_a_little)
+    with pytest.raises(OSError, match="No space left"):
+        append_lines(tmp_path / "x.jsonl", [{"b": "long enough"}, {"c": "likewise"}])
+    monkeypatch.undo()
+    append_line(tmp_path / "x.jsonl", {"d": 2})
+    assert read_lines(tmp_path / "x.jsonl") == [{"a": 1}, {"d": 2}]
+
+
+def test_record_that_does_not_fit_is_dropped_counted_and_told_about_once(tmp_path):
+    (tmp_path / "requests.jsonl").symlink_to("/dev/full")
+    notes = []
+    records = RecordFile(tmp_path / "requests.jsonl", notes.append)
+    records.append({"a": 1}, {"a": 2})
+    records.append({"a": 3})
+    assert records.num_dropped == 3
+    assert notes == [
+        "requests.jsonl cannot be written: No space left on device; serving goes on, and lines "
+        "that do not fit are dropped and counted"
+    ]
+    (tmp_path / "requests.jsonl").unlink()
+    records.append({"a": 4})
+    assert read_lines(tmp_path / "requests.jsonl") == [{"a": 4}] and records.num_dropped == 3
+
+
+def test_disk_that_is_full_before_anything_runs_is_the_users_to_mend(tmp_path, monkeypatch):
+    directory = RunDirectory(tmp_path)
+    (tmp_path / "resolved.yaml").mkdir()
+    config = RunConfig.model_validate({"speculator": "eagle3", "backend": "torch"})
+    with pytest.raises(ConfigError, match=r"is not writable: .*; set another run_dir"):
+        directory.write_resolved(config, {})
+    assert not list(tmp_path.glob(".resolved*"))
+
+
+def test_log_file_that_does_not_fit_loses_lines_and_nothing_else(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    directory = RunDirectory(tmp_path)
+    directory.logs.mkdir()
+    (directory.logs / "controller.log").symlink_to("/dev/full")
+    with directory.logged():
+        logging.getLogger("aurora_core.anything").warning("lost")
+    assert capsys.readouterr().err == ""
 
 
 def test_resolved_configuration_holds_no_secrets_and_all_else(tmp_path):
@@ -122,12 +181,14 @@ def test_words_that_only_look_like_secrets_are_kept():
     assert without_secrets(plain) == {**plain, "auth_token": "***"}
 
 
-def _publish(directory: RunDirectory, *, speculator: str, fingerprint: str) -> None:
+def _publish(
+    directory: RunDirectory, *, speculator: str, fingerprint: str, version: int = 1
+) -> DraftVersion:
     def write(path: Path) -> None:
         (path / "model.safetensors").write_bytes(b"w")
 
-    directory.store.stage(
-        1,
+    return directory.store.stage(
+        version,
         write,
         parent=None,
         speculator=speculator,
@@ -135,6 +196,18 @@ def _publish(directory: RunDirectory, *, speculator: str, fingerprint: str) -> N
         global_step=1,
         num_tokens_trained=1,
     )
+
+
+def test_versions_that_are_deleted_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_directory, "_KEEP_VERSIONS", 1)
+    monkeypatch.setattr(run_directory, "_MAX_VERSION_BYTES", 1)
+    directory = RunDirectory(tmp_path)
+    drafts = [
+        _publish(directory, version=version, speculator="eagle3", fingerprint="f1")
+        for version in (1, 2, 3)
+    ]
+    assert directory.remember(RunState(champion=1)) == (drafts[1],)
+    assert directory.remember(RunState(champion=1)) == ()
 
 
 def test_directory_of_another_target_or_speculator_is_not_continued(tmp_path):

@@ -8,9 +8,12 @@ import json
 import anyio
 import pytest
 
-from aurora_core.controller.evidence import LiveTraffic, version_of
+from aurora_core.controller.evidence import LiveTraffic, is_live, version_of
+from aurora_core.controller.record_file import RecordFile
 from aurora_core.controller.run_directory import read_lines
+from aurora_core.controller.swap_gaps import SwapGaps
 from aurora_core.controller.swapping import Swapping, read_evidence
+from aurora_core.errors import BackendError, CheckpointError
 from aurora_core.interfaces import Options, SwapPolicy
 from aurora_core.records import NO_DRAFTER, DraftVersion, RequestStats, Verdict
 from aurora_core.testing.fake_backend import FakeBackend, FakeBackendOptions
@@ -43,7 +46,7 @@ class Harness:
     def __init__(self, tmp_path, policy, *, live=None, previous=None, **backend):
         self.path, self.policy = tmp_path, policy
         self.backend = AnsweringBackend(FakeBackendOptions(**backend))
-        self.hooks, self.told = [], []
+        self.hooks, self.told, self.notes, self.drafts = [], [], [], {}
         self.now = 100.0
         self.traffic = LiveTraffic(started=self.now)
         self.swapping = Swapping(
@@ -52,7 +55,9 @@ class Harness:
             traffic=self.traffic,
             live=live,
             previous=previous,
-            verdicts=tmp_path / "verdicts.jsonl",
+            verdicts=RecordFile(tmp_path / "verdicts.jsonl", self.notes.append),
+            find=self._find,
+            note=self.notes.append,
             notify=lambda hook, **arguments: self.hooks.append((hook, arguments)),
             on_change=self._on_change,
             review_s=0.01,
@@ -64,11 +69,21 @@ class Harness:
         numbers = [v and v.version for v in (s.live, s.previous, s.challenger)]
         self.told.append(tuple(numbers))
 
+    def _find(self, version):
+        if version not in self.drafts:
+            raise CheckpointError(f"version {version} is not there")
+        return self.drafts[version]
+
+    async def reconcile(self):
+        await self.swapping.reconcile(await self.backend.status())
+
     def draft(self, version, content=b"weights"):
         path = self.path / f"v{version}"
         path.mkdir(exist_ok=True)
         (path / "model.safetensors").write_bytes(content)
-        return make_draft(version, str(path), hashlib.sha256(b"weights").hexdigest())
+        draft = make_draft(version, str(path), hashlib.sha256(b"weights").hexdigest())
+        self.drafts[version] = draft
+        return draft
 
     async def until(self, condition):
         with anyio.fail_after(10):
@@ -208,6 +223,100 @@ async def test_verdicts_on_disk_can_be_replayed(tmp_path, running):
         assert policy.decide(evidence) == verdict
 
 
+async def test_drafter_that_the_engine_let_go_of_is_not_live_and_a_later_one_may_be(
+    tmp_path, running
+):
+    harness = Harness(tmp_path, ScriptedPolicy(v4="promote"))
+    two, three = harness.draft(2), harness.draft(3)
+    harness.swapping.live = harness.backend._live = three
+    harness.swapping.previous = two
+    await harness.reconcile()
+    assert harness.hooks == harness.told == harness.notes == []
+    harness.backend.drop_drafter()
+    await harness.reconcile()
+    await harness.reconcile()  # told once
+    assert harness.told == [(None, 2, None)]
+    [(hook, arguments)] = harness.hooks
+    assert hook == "aurora_draft_swapped"
+    assert (arguments["draft"], arguments["previous"]) == (None, three)
+    assert arguments["receipt"].version == NO_DRAFTER
+    [line] = harness.lines()
+    assert (line["kind"], line["version"]) == ("engine_changed", NO_DRAFTER)
+    assert harness.notes == [line["reason"]] and "let go of version 3" in line["reason"]
+    assert harness.swapping.num_engine_changes == 1
+    running(harness)
+    harness.swapping.publish(harness.draft(4))
+    await harness.until(lambda: harness.told[-1:] == [(4, None, None)])
+    assert harness.policy.seen[0].live is None
+
+
+async def test_swap_whose_answer_was_lost_is_found_out(tmp_path, running):
+    class ForgetfulBackend(AnsweringBackend):
+        async def swap(self, version):
+            await super().swap(version)
+            raise BackendError("no answer")
+
+    harness = Harness(tmp_path, ScriptedPolicy(v2="promote"))
+    harness.backend = harness.swapping._backend = ForgetfulBackend(FakeBackendOptions())
+    harness.swapping.live = harness.backend._live = harness.draft(1)
+    running(harness)
+    harness.swapping.publish(harness.draft(2))
+    await harness.until(lambda: harness.lines("swap_failed"))
+    await harness.reconcile()
+    assert harness.told[-1] == (2, 1, None)
+    assert harness.notes == ["the engine serves version 2, and not version 1 as this run thought"]
+
+
+async def test_weights_that_the_run_did_not_publish_do_not_go_on_serving(tmp_path):
+    harness = Harness(tmp_path, ScriptedPolicy())
+    harness.swapping.live = harness.draft(1)
+    harness.backend._live = dataclasses.replace(harness.draft(1), checksum="of others")
+    await harness.reconcile()
+    assert harness.backend.live_version == NO_DRAFTER
+    assert harness.told == [(None, 1, None)]
+    assert "did not publish" in harness.lines("engine_changed")[0]["reason"]
+
+
+async def test_swap_that_is_on_its_way_is_no_difference(tmp_path):
+    entered, leave = anyio.Event(), anyio.Event()
+
+    class SlowBackend(AnsweringBackend):
+        async def swap(self, version):
+            receipt = await super().swap(version)
+            entered.set()
+            await leave.wait()
+            return receipt
+
+    harness = Harness(tmp_path, ScriptedPolicy(v1="promote"))
+    harness.backend = harness.swapping._backend = SlowBackend(FakeBackendOptions())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(harness.swapping.run)
+        harness.swapping.publish(harness.draft(1))
+        await entered.wait()
+        await harness.reconcile()
+        leave.set()
+        await harness.until(lambda: harness.told[-1:] == [(1, None, None)])
+        tasks.cancel_scope.cancel()
+    assert harness.lines("engine_changed") == [] and harness.notes == []
+
+
+def test_pauses_of_requests_at_a_swap_are_kept_apart():
+    now = [0.0]
+    gaps = SwapGaps(clock=lambda: now[0])
+    gaps.answered(longest_gap_s=0.001, latency_s=1.0)
+    now[0] = 10.0
+    with gaps.window():
+        now[0] = 11.0
+        gaps.answered(longest_gap_s=0.002, latency_s=0.5)  # ends while a version is loaded
+        now[0] = 12.0
+    now[0] = 13.0
+    gaps.answered(longest_gap_s=0.003, latency_s=1.5)  # was sent before the swap ended
+    gaps.answered(longest_gap_s=0.004, latency_s=0.5)
+    gaps.answered(longest_gap_s=None, latency_s=0.5)
+    assert list(gaps.at_swaps) == [2.0, 3.0]
+    assert list(gaps.elsewhere) == [1.0, 4.0]
+
+
 async def test_run_that_ends_during_a_swap_finishes_it(tmp_path):
     entered, leave = anyio.Event(), anyio.Event()
 
@@ -260,6 +369,14 @@ def test_evidence_keeps_versions_apart_and_leaves_mixed_requests_out():
     traffic.swapped(40.0)
     after = traffic.evidence(candidate, live=None, previous=None, now=45.0)
     assert (after.num_requests_since_swap, after.seconds_since_swap) == (0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("version", "live_version", "expected"),
+    [(3, 3, True), (2, 3, True), (NO_DRAFTER, 3, False), (NO_DRAFTER, NO_DRAFTER, True)],
+)
+def test_request_that_asked_for_no_speculation_is_not_live(version, live_version, expected):
+    assert is_live(stats(1, version=version), live_version) is expected
 
 
 def test_request_with_a_few_plain_steps_belongs_to_its_drafter():

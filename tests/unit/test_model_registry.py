@@ -119,6 +119,12 @@ def test_aliases_follow_swaps(tmp_path, registry, client):
     assert aliases(client) == {"previous": "2"}
 
 
+def test_aliases_that_were_never_set_can_be_removed(registry, session):
+    registry.set_live(None, None)
+    assert registry.flush(TIMEOUT_S)
+    assert session.num_failed == 0
+
+
 def test_verdict_stands_beside_its_version(tmp_path, registry, client):
     draft = stage(tmp_path)
     registry.publish(draft)

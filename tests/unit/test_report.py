@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import math
@@ -135,6 +136,45 @@ def test_report_has_every_promised_key_and_is_strict_json(history):
         "memory.learner_mib", "versions.plugins", "versions.packages",
     } <= flat  # fmt: skip
     assert {"wall_s", "seed", "settings_digest"} <= report.keys()
+
+
+def test_finished_requests_are_those_that_neither_failed_nor_were_left(history):
+    requests = RequestCounts(total=9, failed=2, unfinished=3)
+    counts = make_report(facts(history, requests=requests))["requests"]
+    assert (counts["total"], counts["finished"]) == (9, 4)
+    assert (counts["failed"], counts["unfinished"]) == (2, 3)
+
+
+def test_clients_that_went_away_and_failures_of_the_engine_are_told_apart():
+    history = History()
+    reasons = ("stop", "length", "abort", "abort", "error")
+    history.aurora_requests_finished(
+        [dataclasses.replace(stats(), finish_reason=reason) for reason in reasons]
+    )
+    assert (history.num_aborted_requests, history.num_failed_requests) == (2, 1)
+
+
+def test_change_by_the_engine_itself_is_no_swap_and_has_no_stall(history):
+    swaps = make_report(facts(history))["swaps"]
+    assert (swaps["count"], swaps["by_engine"], swaps["stall_ms_p99"]) == (1, 0, 4.0)
+    own = History(live_version=1)
+    receipt = SwapReceipt(version=NO_DRAFTER, checksum="", load_ms=0.0, stall_ms=0.0)
+    own.aurora_draft_swapped(draft=None, previous=draft(1), receipt=receipt)
+    swaps = make_report(facts(own, num_engine_changes=1))["swaps"]
+    assert (swaps["count"], swaps["by_engine"], swaps["stall_ms_p99"]) == (0, 1, None)
+
+
+def test_pauses_at_swaps_stand_beside_those_elsewhere(history):
+    gaps = {"gaps_ms_at_swaps": (5.0, 90.0), "gaps_ms_elsewhere": (4.0, 8.0)}
+    swaps = make_report(facts(history, **gaps))["swaps"]
+    assert (swaps["longest_gap_ms_p99"], swaps["longest_gap_ms_p99_elsewhere"]) == (90.0, 8.0)
+    assert make_report(facts(history))["swaps"]["longest_gap_ms_p99"] is None
+
+
+def test_acceptance_per_position_is_of_live_requests_and_adds_up(history):
+    lengths = make_report(facts(history))["acceptance_length"]
+    assert lengths["per_position"] == [35 * 8 / 750, 35 * 2 / 750]
+    assert 1 + sum(lengths["per_position"]) == pytest.approx(lengths["last"])
 
 
 def test_first_acceptance_is_of_the_first_requests_and_last_of_the_measurement(history):

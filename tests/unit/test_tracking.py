@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from aurora_core import hookspecs
 from aurora_core.records import (
+    NO_DRAFTER,
     DraftVersion,
     Evidence,
     RequestStats,
@@ -115,6 +116,34 @@ def test_serving_metrics_are_pooled_over_requests():
     assert "serve/otps" not in serving_metrics([request(1, num_output_tokens=1, decode_s=0.0)])
 
 
+def test_requests_without_speculation_on_purpose_have_a_speed_of_their_own():
+    plain = request(
+        2, min_draft_version=NO_DRAFTER, max_draft_version=NO_DRAFTER, num_drafted=0,
+        num_steps=10, accepted_per_position=(), decode_s=4.0,
+    )  # fmt: skip
+    metrics = serving_metrics([request(1), plain], live_version=2)
+    assert metrics["serve/acceptance_length"] == pytest.approx(1 + 6 / 5)
+    assert metrics["serve/acceptance_at_1"] == pytest.approx(4 / 5)
+    assert (metrics["serve/otps"], metrics["serve/otps_without_speculation"]) == (5.0, 2.5)
+    assert metrics["serve/num_requests"] == 2
+    alone = serving_metrics([plain], live_version=2)
+    assert not {"serve/acceptance_length", "serve/otps", "serve/draft_version"} & alone.keys()
+    before = serving_metrics([plain])  # no drafter is live: this is the live traffic
+    assert before["serve/acceptance_length"] == 1.0
+    assert before["serve/otps"] == before["serve/otps_without_speculation"] == 2.5
+
+
+def test_what_is_live_follows_the_swaps(run):
+    plain = {"min_draft_version": NO_DRAFTER, "max_draft_version": NO_DRAFTER}
+    run.hook.aurora_requests_finished(requests=[request(1, **plain)])
+    receipt = SwapReceipt(version=2, checksum="c", load_ms=1.0, stall_ms=1.0)
+    run.hook.aurora_draft_swapped(draft=None, previous=None, receipt=receipt)
+    run.hook.aurora_requests_finished(requests=[request(2), request(3, **plain)])
+    client, stored = run.closed()
+    assert [step for step, _ in history(client, stored, "serve/draft_version")] == [1, 3]
+    assert [value for _, value in history(client, stored, "serve/draft_version")] == [-1, 2]
+
+
 def test_metrics_are_logged_at_their_own_steps(run):
     run.hook.aurora_requests_finished(requests=[request(1), request(2)])
     run.hook.aurora_requests_finished(requests=[])
@@ -145,15 +174,18 @@ def test_swaps_and_verdicts_are_logged_and_versions_registered(run, tmp_path):
         run.hook.aurora_swap_decided(draft=first, verdict=verdict, evidence=evidence(first))
     receipt = SwapReceipt(version=1, checksum="sum1", load_ms=20.0, stall_ms=1.5)
     run.hook.aurora_draft_swapped(draft=first, previous=None, receipt=receipt)
+    dropped = SwapReceipt(version=NO_DRAFTER, checksum="", load_ms=0.0, stall_ms=0.0)
+    run.hook.aurora_draft_swapped(draft=None, previous=first, receipt=dropped)
     client, stored = run.closed()
     assert history(client, stored, "swap/stall_ms") == [(1, 1.5)]
-    assert stored.data.metrics["swap/count"] == 1
+    assert stored.data.metrics["swap/count"] == 2
+    assert stored.data.metrics["swap/live_version"] == NO_DRAFTER
     assert history(client, stored, "verdict/gain") == [(1, -0.1), (1, 0.2)]
     assert stored.data.tags["last_verdict"] == "promote: better"
     kept = [file.path for file in client.list_artifacts(stored.info.run_id, "verdicts")]
     assert kept == ["verdicts/00001-v000001-hold.json", "verdicts/00002-v000001-promote.json"]
-    champion = client.get_model_version_by_alias("aurora-drafter", "champion")
-    assert champion.tags["verdict_reason"] == "better"
+    challenger = client.get_model_version_by_alias("aurora-drafter", "challenger")
+    assert challenger.tags["verdict_reason"] == "better"
 
 
 def test_report_is_attached_and_its_figures_are_metrics(run, tmp_path):
@@ -165,6 +197,15 @@ def test_report_is_attached_and_its_figures_are_metrics(run, tmp_path):
     assert stored.data.metrics == {"report/requests.total": 4.0, "report/otps.speedup": 1.8}
     attached = {file.path for file in client.list_artifacts(stored.info.run_id)}
     assert attached == {"report.json", "report.html"}
+
+
+def test_report_of_an_earlier_run_is_not_attached_to_one_without(run, tmp_path):
+    for name in ("report.json", "report.html", "verdicts.jsonl"):
+        (tmp_path / name).write_text("{}")
+    run.hook.aurora_run_finished(report=None, error=RuntimeError("x"))
+    client, stored = run.closed()
+    attached = {file.path for file in client.list_artifacts(stored.info.run_id)}
+    assert attached == {"verdicts.jsonl"}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from aurora_core.errors import CheckpointError
 from aurora_core.records import TargetSpec
 from aurora_eagle import vocabulary
 from aurora_eagle.initialise import draft_shape
-from aurora_eagle.model import DraftShape, Eagle3Network
+from aurora_eagle.model import DraftShape, Eagle3Network, tensor_shapes
 
 if TYPE_CHECKING:
     from aurora_core.target.weights import TargetWeights
@@ -27,6 +27,9 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 SCHEMA = 1
 """Version of the `aurora` section of config.json."""
+
+MAP_DTYPES = {"d2t": torch.int64, "t2d": torch.bool}
+"""Tensors of the vocabulary map; all others are weights."""
 
 
 def save(
@@ -66,18 +69,18 @@ def load(
     """
     shape = _read_shape(path, weights, target=target, aux_layers=aux_layers)
     tensors = _read_tensors(path)
-    with torch.device("meta"):
-        ends = torch.empty(shape.vocab_size, shape.hidden_size)
-        blank = Eagle3Network(shape, torch.arange(shape.draft_vocab_size), ends, ends)
-    _check(tensors, blank.state_dict(), path)
+    _check(tensors, tensor_shapes(shape), path)
     fault = vocabulary.find_fault(tensors["d2t"], tensors["t2d"])
     if fault is not None:
         raise CheckpointError(
             f"vocabulary map of checkpoint {str(path)!r} is invalid: {fault}; publish it again"
         )
     target_ids = tensors["d2t"] + torch.arange(shape.draft_vocab_size)
-    network = Eagle3Network(shape, target_ids, weights.embed_tokens, weights.lm_head)
-    network.load_state_dict(tensors)
+    # Weights are assigned, not copied over random ones: an engine loads this beside serving.
+    with torch.device("meta"):
+        network = Eagle3Network(shape, target_ids, weights.embed_tokens, weights.lm_head)
+    floats = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
+    network.load_state_dict(floats, assign=True)
     return network
 
 
@@ -195,26 +198,26 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _check(tensors: dict[str, Tensor], expected: dict[str, Tensor], path: Path) -> None:
+def _check(tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]], path: Path) -> None:
     missing, extra = sorted(expected.keys() - tensors), sorted(tensors.keys() - expected)
     if missing or extra:
         found = [f"lacks {names}" for names in (missing,) if names]
         found += [f"has the unknown {names}" for names in (extra,) if names]
         raise CheckpointError(f"checkpoint {str(path)!r} {' and '.join(found)}; publish it again")
-    for name, wanted in expected.items():
+    for name, shape in expected.items():
         tensor = tensors[name]
-        if tensor.shape != wanted.shape:
+        if tuple(tensor.shape) != shape:
             raise CheckpointError(
                 f"tensor {name!r} of checkpoint {str(path)!r} has shape {list(tensor.shape)}, "
-                f"expected {list(wanted.shape)}; publish it again"
+                f"expected {list(shape)}; publish it again"
             )
-        same_kind = tensor.is_floating_point() == wanted.is_floating_point()
-        if not same_kind or not (tensor.is_floating_point() or tensor.dtype == wanted.dtype):
+        wanted = MAP_DTYPES.get(name)
+        if tensor.dtype != wanted if wanted else not tensor.is_floating_point():
             raise CheckpointError(
                 f"tensor {name!r} of checkpoint {str(path)!r} holds {tensor.dtype}, expected "
-                f"{wanted.dtype}; publish it again"
+                f"{wanted or 'floating point'}; publish it again"
             )
-        if tensor.is_floating_point():
+        if not wanted:
             _require_finite(tensor, name, path)
 
 

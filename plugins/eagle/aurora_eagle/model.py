@@ -167,6 +167,29 @@ class Eagle3Network(nn.Module):
         return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
 
 
+def tensor_shapes(shape: DraftShape) -> dict[str, tuple[int, ...]]:
+    """Return what a native checkpoint of this shape holds: name -> shape."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    return {
+        "d2t": (shape.draft_vocab_size,),
+        "t2d": (shape.vocab_size,),
+        "fc.weight": (hidden, shape.num_aux_layers * hidden),
+        "midlayer.input_layernorm.weight": (hidden,),
+        "midlayer.hidden_norm.weight": (hidden,),
+        "midlayer.post_attention_layernorm.weight": (hidden,),
+        "midlayer.self_attn.q_proj.weight": (queries, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (keys, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": (keys, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, queries),
+        "midlayer.mlp.gate_proj.weight": (inner, hidden),
+        "midlayer.mlp.up_proj.weight": (inner, hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, inner),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (shape.draft_vocab_size, hidden),
+    }
+
+
 def rotary_table(shape: DraftShape, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of rotary angles, float32 [len(positions), head_dim / 2] each.
 

@@ -63,12 +63,12 @@ def _add_expected(score: Tensor, traces: Sequence[Trace], head: Tensor) -> None:
 
 def to_offsets(target_ids: Tensor) -> Tensor:
     """Return d2t, int64 [D]: what to add to a draft index to get its target id."""
-    return target_ids - torch.arange(len(target_ids))
+    return target_ids - torch.arange(len(target_ids), device=target_ids.device)
 
 
 def to_membership(target_ids: Tensor, vocab_size: int) -> Tensor:
     """Return t2d, bool [V]: whether a target id can be drafted."""
-    membership = torch.zeros(vocab_size, dtype=torch.bool)
+    membership = torch.zeros(vocab_size, dtype=torch.bool, device=target_ids.device)
     membership[target_ids] = True
     return membership
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,13 @@ def learn(toy_installed: None) -> Iterator[Callable[[LearnerPlan], Recorder]]:
         initial = plan.initial_version
         control = Control(live_version=initial.version if initial else None)
         recorder = Recorder(control)
-        run(plan, control=control, events=recorder)
+        # A learner that never reaches its last step fails the test instead of holding it up.
+        watchdog = threading.Timer(120, control.stopping.set)
+        watchdog.start()
+        try:
+            run(plan, control=control, events=recorder)
+        finally:
+            watchdog.cancel()
         return recorder
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

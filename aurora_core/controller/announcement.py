@@ -1,0 +1,58 @@
+"""What is said and written before any work: what the configuration resolved to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aurora_core.controller import build
+
+if TYPE_CHECKING:
+    from aurora_core.controller.run import Run
+    from aurora_core.controller.run_directory import RunDirectory
+    from aurora_core.interfaces import Component
+
+
+def announce(run: Run, *, wanted_requests: int | None) -> None:
+    """Write resolved.yaml and show the banner.
+
+    Args:
+        run: not started yet.
+        wanted_requests: the run ends after so many, None for no such limit.
+
+    Raises:
+        ConfigError: the run directory cannot be written.
+    """
+    facts = resolved_facts(run.parts, run.directory, run.lineage)
+    run.directory.write_resolved(run.parts.config, facts)
+    run.console.banner(
+        list(facts.items()),
+        live_version=build.number_of(run.lineage.live),
+        newest=run.lineage.newest_version,
+        wanted_requests=wanted_requests,
+        count_requests=run.traffic.count if run.traffic else None,
+    )
+
+
+def resolved_facts(
+    parts: build.Parts, directory: RunDirectory, lineage: build.Lineage
+) -> dict[str, str]:
+    """Return what the configuration resolved to, in the order of the banner."""
+    config, target = parts.config, parts.target
+    live, plugins = lineage.live, build.plugin_labels(parts.plugins)
+    return {
+        "target": f"{target.name}: {target.architecture}, {target.num_layers} layers, "
+        f"hidden size {target.hidden_size}, vocabulary {target.vocab_size}",
+        "speculator": f"{config.speculator.name} ({_class_of(parts.speculator)}), "
+        f"{parts.agreement.topology} of {config.num_speculative_tokens} tokens at most",
+        "backend": f"{config.backend.name} ({_class_of(parts.backend)})",
+        "trace sink": f"{config.trace_sink.name} ({_class_of(parts.sink)})",
+        "swap policy": f"{config.swap_policy.name} ({_class_of(parts.policy)})",
+        "plugins": ", ".join(f"{name} ({label})" for name, label in plugins.items()),
+        "run directory": str(directory.path),
+        "tracking": build.tracking_uri(config) or "off",
+        "drafter": f"version {live.version}" if live else "none yet, learned from the traffic",
+    }
+
+
+def _class_of(component: Component) -> str:
+    return f"{type(component).__module__}:{type(component).__name__}"
