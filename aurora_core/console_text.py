@@ -111,7 +111,8 @@ def summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{_number(swaps['longest_gap_ms_p99_elsewhere'], 0)} ms in all others (P99)"
         )
     dropped = report["records"]["dropped"]
-    by_position = " ".join(f"{rate:.2f}" for rate in length["per_position"])
+    rates = length["per_position"]
+    by_position = " ".join(f"{rate:.2f}" for rate in rates) if any(rates) else ""
     return [
         ("ended", report["ended"].replace("_", " ")),
         ("requests", sent),
