@@ -42,7 +42,7 @@ bench: $(RUNTIME)
 	@$(BIN)/aurora bench $(ARGS)
 
 test: $(DEVELOPMENT)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(DEVELOPMENT)
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 from pydantic import ValidationError
 
@@ -15,18 +16,32 @@ from aurora_core.learner.protocol import Event, Live, event_line, read_command
 
 log = logging.getLogger(__name__)
 
+_SLICE_S = 0.05
+
 
 class Control:
     """What the controller wants: read from a pipe by a thread, and from signals.
 
-    `stopping` is set by a stop command, the end of the pipe, SIGTERM, SIGINT, and when an event
-    cannot be written because nobody reads any more.
+    A stop command, the end of the pipe, SIGTERM and SIGINT ask for a stop, and so does an event
+    that cannot be written because nobody reads any more. The request is a plain flag: a signal
+    handler that took a lock, as that of `threading.Event`, could meet it in its own thread's hands.
     """
 
     def __init__(self, live_version: int | None = None) -> None:
-        self.stopping = threading.Event()
+        self.is_stopping = False
+        """Whether the learner is to finish its step and end."""
         self.live_version = live_version
         """Version that the engine drafts with; None for none."""
+
+    def stop(self) -> None:
+        """Ask the learner to stop; safe in a signal handler."""
+        self.is_stopping = True
+
+    def rest(self, seconds: float) -> None:
+        """Wait, but no longer than until a stop is asked for."""
+        deadline = time.monotonic() + seconds
+        while not self.is_stopping and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, _SLICE_S))
 
     def listen(self, descriptor: int) -> None:
         """Start reading commands until the end of the pipe."""
@@ -38,7 +53,7 @@ class Control:
         Lightning puts its own handlers in place when it starts, so this is called again then.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.stopping.set())
+            signal.signal(number, lambda *_: self.stop())
 
     def _read(self, descriptor: int) -> None:
         # Not sys.stdin: a thread that waits in its buffer blocks the interpreter's exit.
@@ -47,7 +62,7 @@ class Control:
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
                 self._obey(line)
-        self.stopping.set()
+        self.stop()
 
     def _obey(self, line: bytes) -> None:
         try:
@@ -58,7 +73,7 @@ class Control:
         if isinstance(command, Live):
             self.live_version = command.version
         else:
-            self.stopping.set()
+            self.stop()
 
 
 class EventWriter:
@@ -85,7 +100,7 @@ class EventWriter:
                     rest = rest[self._stream.write(rest) :]
             except BrokenPipeError:
                 self._stream = None
-                self._control.stopping.set()
+                self._control.stop()
 
 
 def _read_some(descriptor: int) -> bytes:

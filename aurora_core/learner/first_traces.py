@@ -38,7 +38,7 @@ def wait_for_traces(
         None if the learner is to stop.
     """
     num_wanted, spoken_at, num_spoken = num_traces, 0.0, -1
-    while not control.stopping.is_set():
+    while not control.is_stopping:
         reader.poll()
         num_held = reader.num_training
         if num_held >= num_wanted:
@@ -56,5 +56,5 @@ def wait_for_traces(
             events.write(
                 Waiting(reason=f"{num_held} of the {num_wanted} traces to start from are there")
             )
-        control.stopping.wait(_POLL_S)
+        control.rest(_POLL_S)
     return None

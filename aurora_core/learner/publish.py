@@ -89,7 +89,7 @@ class PublishDraft(lightning.Callback):
 
     def on_train_end(self, trainer: lightning.Trainer, *_: Any) -> None:
         """Publish the last steps of a learner that ends by itself; a stop is not kept waiting."""
-        if not self.control.stopping.is_set() and trainer.global_step > self._published_step:
+        if not self.control.is_stopping and trainer.global_step > self._published_step:
             self._publish(trainer)
 
     def publish_if_due(self) -> None:

@@ -95,7 +95,7 @@ class TraceStream:
 
     def _prepare(self, reader: TraceReader) -> list[_Message]:
         """Return what each rank does next."""
-        if self.control.stopping.is_set():
+        if self.control.is_stopping:
             return ["stop"] * self.num_ranks
         num_new = reader.poll()
         if self.health.exceeded:
@@ -152,7 +152,7 @@ class TraceStream:
             self._has_spoken = True
             self.events.write(Waiting(reason="every trace is learned from; waiting for new ones"))
         self.on_rest()
-        self.control.stopping.wait(_POLL_S)
+        self.control.rest(_POLL_S)
 
     def _pause(self) -> None:
         self.events.write(
@@ -162,7 +162,7 @@ class TraceStream:
             )
         )
         self._has_spoken = True
-        self.control.stopping.wait(self.pause_s)
+        self.control.rest(self.pause_s)
         self.health.forget()
 
     def state_dict(self) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def learn(toy_installed: None) -> Iterator[Callable[[LearnerPlan], Recorder]]:
         control = Control(live_version=initial.version if initial else None)
         recorder = Recorder(control)
         # A learner that never reaches its last step fails the test instead of holding it up.
-        watchdog = threading.Timer(120, control.stopping.set)
+        watchdog = threading.Timer(120, control.stop)
         watchdog.start()
         try:
             run(plan, control=control, events=recorder)

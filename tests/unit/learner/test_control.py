@@ -28,9 +28,9 @@ def test_commands_arrive_and_nonsense_is_ignored() -> None:
     assert eventually(lambda: control.live_version == 4)
     os.write(writing, b'{"command": "live", "version": null}\n')
     assert eventually(lambda: control.live_version is None)
-    assert not control.stopping.is_set()
+    assert not control.is_stopping
     os.write(writing, b'{"command": "stop"}\n')
-    assert control.stopping.wait(20)
+    assert eventually(lambda: control.is_stopping)
     os.close(writing)
 
 
@@ -38,15 +38,15 @@ def test_the_end_of_the_pipe_stops_the_learner() -> None:
     control = Control()
     reading, writing = os.pipe()
     control.listen(reading)
-    assert not control.stopping.is_set()
+    assert not control.is_stopping
     os.close(writing)
-    assert control.stopping.wait(20)
+    assert eventually(lambda: control.is_stopping)
 
 
 def test_a_pipe_that_was_never_open_stops_the_learner() -> None:
     control = Control()
     control.listen(1_000_000)
-    assert control.stopping.wait(20)
+    assert eventually(lambda: control.is_stopping)
 
 
 def test_events_that_nobody_reads_stop_the_learner() -> None:
@@ -55,7 +55,7 @@ def test_events_that_nobody_reads_stop_the_learner() -> None:
     os.close(reading)
     events = EventWriter(io.FileIO(writing, "wb"), control)
     events.write(Stopped(step=1))
-    assert control.stopping.is_set()
+    assert control.is_stopping
     events.write(Stopped(step=2))
 
 

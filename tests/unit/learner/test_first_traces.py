@@ -42,5 +42,5 @@ def test_unusable_traces_do_not_count(
 def test_a_stop_ends_the_wait(
     speculator: ToySpeculator, memory_reader: Any, control: Control, recorder: Any
 ) -> None:
-    control.stopping.set()
+    control.stop()
     assert wait_for_traces(memory_reader(), speculator, 1, control=control, events=recorder) is None

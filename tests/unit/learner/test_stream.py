@@ -50,7 +50,7 @@ def all_first_tokens(batches: list[dict[str, torch.Tensor]]) -> list[int]:
 
 def until_rest(stream: TraceStream, control: Control) -> list[dict[str, torch.Tensor]]:
     """Take batches until training rests, then stop."""
-    stream.on_rest = control.stopping.set
+    stream.on_rest = control.stop
     return list(stream)
 
 
@@ -94,7 +94,7 @@ def test_an_exhausted_sink_is_left_alone_until_traces_arrive(
         if len(rests) == 3:
             reader.arriving.append(make_trace(1))
         if len(rests) == 5:
-            control.stopping.set()
+            control.stop()
 
     stream.on_rest = on_rest
     assert [first_tokens(batch) for batch in stream] == [[0], [1]]
@@ -107,7 +107,7 @@ def test_a_stop_ends_the_stream(
 ) -> None:
     batches = iter(make_stream(memory_reader([make_trace(0)])))
     next(batches)
-    control.stopping.set()
+    control.stop()
     assert list(batches) == []
 
 
@@ -205,7 +205,7 @@ def test_a_restored_stream_goes_on_alike(
     other = make_stream(memory_reader(), max_replays_per_trace=1, fresh_traces=2)
     other.load_state_dict(one.state_dict())
     rest_of_one = [first_tokens(batch) for batch in until_rest(one, control)]
-    control.stopping.clear()
+    control.is_stopping = False
     assert [first_tokens(batch) for batch in until_rest(other, control)] == rest_of_one
     assert other.num_skipped_traces == one.num_skipped_traces == 1
 
