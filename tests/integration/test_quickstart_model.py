@@ -1,4 +1,4 @@
-"""The whole loop on the real quickstart target: served over HTTP, learned from, swapped, compared."""
+"""The whole loop on the real target: served over HTTP, learned from, swapped and compared."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_learner_improves_on_held_out_traces(run_dir: Path) -> None:
 
 
 def test_the_traces_are_sound_and_recompute_to_the_last_bit_of_bfloat16(run_dir: Path) -> None:
-    """A trace's rows are what the target computes for its tokens, whatever they were batched with."""
+    """Rows are what the target computes for the tokens, whatever they were batched with."""
     import torch
 
     from aurora_backend_torch.model import TargetModel
