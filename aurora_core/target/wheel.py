@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import logging
@@ -133,12 +134,12 @@ def _run_pip(wheel: PinnedWheel, partial: Path, progress: ReportProgress) -> Pat
 
 
 def _num_bytes(directory: Path) -> int:
+    # os.walk passes over folders, and the try over files, that pip moves while we look.
     total = 0
-    for file in directory.rglob("*"):
-        try:
-            total += file.stat().st_size if file.is_file() else 0
-        except FileNotFoundError:  # pip moves its files while we look
-            continue
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(folder, name)).st_size
     return total
 
 

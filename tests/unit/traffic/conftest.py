@@ -187,6 +187,7 @@ def _running_server() -> Iterator[FakeOpenAI]:
     state = FakeOpenAI()
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
+    listener.listen(64)  # or a first request could come before the server listens
     config = uvicorn.Config(
         _application(state), log_level="critical", lifespan="off", timeout_graceful_shutdown=1
     )
