@@ -50,6 +50,7 @@ class Learner:
                 start_new_session=True,
             )
         self.events: list[Event] = []
+        self.has_ended = False
         self.changed = threading.Condition()
         self.thread = threading.Thread(target=self._listen, daemon=True)
         self.thread.start()
@@ -60,6 +61,9 @@ class Learner:
             with self.changed:
                 self.events.append(read_event(line))
                 self.changed.notify_all()
+        with self.changed:
+            self.has_ended = True
+            self.changed.notify_all()
 
     def wait_for(self, condition: Callable[[Any], bool]) -> Any:
         """Return the first event, past or future, that meets the condition."""
@@ -71,10 +75,6 @@ class Learner:
             ok = self.changed.wait_for(lambda: bool(found()) or self.has_ended, TIMEOUT_S)
             assert ok and found(), (self.events, self.log.read_text())
             return found()[0]
-
-    @property
-    def has_ended(self) -> bool:
-        return not self.thread.is_alive()
 
     def send(self, line: bytes) -> None:
         assert self.process.stdin is not None
