@@ -51,7 +51,7 @@ from aurora_core.controller.outcome import (
 from aurora_core.controller.record_file import RecordFile
 from aurora_core.controller.requests_log import RequestsLog
 from aurora_core.controller.run_directory import RunDirectory
-from aurora_core.controller.signals import terminated_like_interrupted
+from aurora_core.controller.signals import interruptible
 from aurora_core.controller.swapping import Swapping
 from aurora_core.controller.trace_counts import TraceCounts
 from aurora_core.controller.traffic import OwnTraffic
@@ -92,7 +92,7 @@ def run(
     """
     if report_dir is not None:
         make_report_folder(report_dir)
-    with RunConsole() as console, terminated_like_interrupted():
+    with RunConsole() as console, interruptible() as interruption:
         try:
             with progress_bar() as progress:
                 parts = build.build_parts(config, plugins, progress=progress)
@@ -100,8 +100,10 @@ def run(
             with directory.locked(), directory.logged():
                 one = Run(parts, directory, console, learner_module=learner_module)
                 return anyio.run(one.execute, requests, duration_s, report_dir)
-        except KeyboardInterrupt:  # while the event loop did not have the signals
-            return INTERRUPTED
+        except (KeyboardInterrupt, Exception):
+            if interruption.asked:  # while the event loop did not have the signals
+                return INTERRUPTED
+            raise
 
 
 class Run:

@@ -1,4 +1,4 @@
-"""SIGTERM, made to mean what Ctrl-C means."""
+"""SIGINT and SIGTERM before the event loop takes them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,38 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+
+@dataclass(slots=True)
+class Interruption:
+    """Whether a signal has asked this process to stop."""
+
+    asked: bool = False
 
 
 @contextlib.contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM, for work before the event loop takes the signals."""
+def interruptible() -> Iterator[Interruption]:
+    """Raise KeyboardInterrupt on SIGINT and SIGTERM, and remember that it was raised.
+
+    The memory is needed because the exception may arrive as another one: raised while a module is
+    being imported, Python may wrap it in a RuntimeError.
+    """
+    interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield interruption
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interruption.asked = True
+        raise KeyboardInterrupt
+
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
-        yield
+        yield interruption
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
