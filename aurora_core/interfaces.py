@@ -72,12 +72,14 @@ class Speculator(Component, ABC):
     one target.
     """
 
-    topologies: ClassVar[frozenset[str]] = frozenset({"chain"})
-    """Shapes of proposals: `chain`, `tree`."""
+    topologies: frozenset[str] = frozenset({"chain"})
+    """Shapes of the proposals of this configuration, `chain` or `tree`; both where the same
+    weights can be drafted with in either way and an engine may choose."""
     formats: ClassVar[frozenset[str]] = frozenset({"module"})
     """Checkpoint formats that `save` writes: `module` plus names of engine layouts."""
     trainable: ClassVar[bool] = True
-    """False for algorithms that learn by `Drafter.observe` alone."""
+    """False for algorithms that learn by `Drafter.observe` alone: nothing is published, and an
+    engine drafts from its start with what `build_module(weights, ())` gives."""
 
     def __init__(self, options: Options, target: TargetSpec) -> None:
         super().__init__(options)
@@ -157,6 +159,8 @@ class DraftRequest:
     """Features of the m rows start .. start + m - 1, by `FeatureName`, each [m, ...]."""
     num_speculative_tokens: int
     """Upper bound on the depth of the proposal; 0 only takes the rows in."""
+    max_nodes: int
+    """Upper bound on the nodes of the proposal, over all its branches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,9 @@ TRACE_SCHEMA = 1
 NO_DRAFTER = -1
 """Draft version of a verification step that ran without speculation."""
 
+UNTRAINED = 0
+"""Draft version of a speculator that is not trainable: it has no weights to publish."""
+
 VerificationRule = Literal["greedy", "point_mass", "rejection", "greedy_always"]
 """How an engine accepts draft tokens.
 

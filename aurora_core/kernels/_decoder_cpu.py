@@ -46,8 +46,8 @@ def _normalise_heads(qkv, weight, first, count, epsilon, num_rows, width, depth)
 
 _SIGNATURE = (
     "void(uint64, uint64[:, ::1], uint64[:, ::1], uint64[:, ::1], int64[::1], int64[::1],"
-    " int64[::1], int64[::1], uint64, uint64, int64[::1], float32[:, ::1], int64, int64, int64,"
-    " int64, int64, float32, boolean, int64, uint64)"
+    " int64[::1], int64[::1], int64[:, ::1], uint64, uint64, int64[::1], float32[:, ::1], int64,"
+    " int64, int64, int64, int64, float32, boolean, int64, uint64)"
 )
 
 
@@ -61,21 +61,24 @@ def _product(weight, x, y, m, n, depth, bfloat16, threads):  # type: ignore[no-u
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
-    query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y, scratch, threads
-):
+    query, keys, values, owner, length, branch, num_heads, num_kv_heads, depth, scale, y, scratch,
+    threads,
+):  # fmt: skip
     if threads == 1:
         attend_serial(
-            query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y, scratch
-        )
+            query, keys, values, owner, length, branch, num_heads, num_kv_heads, depth, scale, y,
+            scratch,
+        )  # fmt: skip
     else:
         attend_parallel(
-            query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y, scratch
-        )
+            query, keys, values, owner, length, branch, num_heads, num_kv_heads, depth, scale, y,
+            scratch,
+        )  # fmt: skip
 
 
 @njit(_SIGNATURE, nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def stack(  # type: ignore[no-untyped-def]
-    hidden, weights, keys, values, position, owner, slot, length, cosine, sine, capture,
+    hidden, weights, keys, values, position, owner, slot, length, branch, cosine, sine, capture,
     captured, hidden_size, intermediate_size, num_heads, num_kv_heads, depth, epsilon,
     bfloat16, threads, scratch,
 ):  # fmt: skip
@@ -111,8 +114,8 @@ def stack(  # type: ignore[no-untyped-def]
             num_heads, num_kv_heads, depth,
         )  # fmt: skip
         _attend(
-            query, keys[layer], values[layer], owner, length, num_heads, num_kv_heads, depth,
-            scale, mixed, scores, threads,
+            query, keys[layer], values[layer], owner, length, branch, num_heads, num_kv_heads,
+            depth, scale, mixed, scores, threads,
         )  # fmt: skip
         _product(w[OUTPUT], mixed, normed, m, hidden_size, inner, bfloat16, threads)
         _add(hidden, normed, m * hidden_size)

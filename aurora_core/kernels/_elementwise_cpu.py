@@ -131,9 +131,26 @@ def _attend_item(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _lay_branch(r, keys, values, owner, length, branch, width):  # type: ignore[no-untyped-def]
+    """Copy the branch of a row behind its prefix, where the loops above expect it."""
+    count = 0
+    while count < branch.shape[1] and branch[r, count] >= 0:
+        count += 1
+    first = length[r] - count
+    for i in range(count):
+        if branch[r, i] == first + i:
+            continue
+        for cache in (keys[owner[r]], values[owner[r]]):
+            source = carray(pointer(cache + uint64(branch[r, i] * width * 4)), (width,), float32)
+            entry = carray(pointer(cache + uint64((first + i) * width * 4)), (width,), float32)
+            for d in range(width):
+                entry[d] = source[d]
+
+
 _ATTEND = (
-    "void(uint64, uint64[::1], uint64[::1], int64[::1], int64[::1], int64, int64, int64, float32,"
-    " uint64, uint64)"
+    "void(uint64, uint64[::1], uint64[::1], int64[::1], int64[::1], int64[:, ::1], int64, int64,"
+    " int64, float32, uint64, uint64)"
 )
 
 # Scratch memory is the caller's: numba frees an array of its own after the last use of the array
@@ -142,10 +159,11 @@ _ATTEND = (
 
 @njit(_ATTEND, nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def attend_serial(  # type: ignore[no-untyped-def]
-    query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y, scratch
+    query, keys, values, owner, length, branch, num_heads, num_kv_heads, depth, scale, y, scratch
 ):
     """`scratch` holds the longest length and `NUM_LANES` more float32 values."""
     for r in range(owner.size):
+        _lay_branch(r, keys, values, owner, length, branch, num_kv_heads * depth)
         for h in range(num_heads):
             _attend_item(
                 r, h, query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale,
@@ -155,10 +173,20 @@ def attend_serial(  # type: ignore[no-untyped-def]
 
 @njit(_ATTEND, nogil=True, cache=True, parallel=True)  # type: ignore[untyped-decorator]
 def attend_parallel(  # type: ignore[no-untyped-def]
-    query, keys, values, owner, length, num_heads, num_kv_heads, depth, scale, y, scratch
+    query, keys, values, owner, length, branch, num_heads, num_kv_heads, depth, scale, y, scratch
 ):
     """`scratch` holds as much for every row and head."""
     longest = length.max() + NUM_LANES
+    if branch.shape[1]:
+        # Rows of one request lay their branches in the same place: one row at a time.
+        for r in range(owner.size):
+            _lay_branch(r, keys, values, owner, length, branch, num_kv_heads * depth)
+            for h in prange(num_heads):
+                _attend_item(
+                    r, h, query, keys, values, owner, length, num_heads, num_kv_heads, depth,
+                    scale, scratch + uint64((r * num_heads + h) * longest * 4), y,
+                )  # fmt: skip
+        return
     for item in prange(owner.size * num_heads):
         _attend_item(
             item // num_heads, item % num_heads, query, keys, values, owner, length, num_heads,

@@ -79,8 +79,16 @@ def attend(
     owner: Tensor,
     length: Tensor,
     scale: float,
+    *,
+    branch: Tensor | None = None,
 ) -> Tensor:
-    """Let each query row attend to the first `length` entries of its own cache.
+    """Let each query row attend to `length` entries of its own cache.
+
+    Without a branch these are the first ones. A row of a tree sees a prefix and then its branch:
+    ancestors and itself, stored anywhere behind. It is computed as if they had been stored in one
+    piece, so a node's result is that of its path alone, to the last bit with the compiled kernels.
+    They lay the branch into the entries from `length - A'` on (A' = its size) and leave it there:
+    store nodes behind the deepest of these.
 
     Args:
         query: [R, num_heads, d]; float32 on CPU.
@@ -89,6 +97,8 @@ def attend(
         owner: int64 [R]. Index into `keys` and `values`.
         length: int64 [R], at least 1.
         scale: factor on the scores, usually d ** -0.5.
+        branch: int64 [R, A]. Entries of the row's branch from the root's child down, its own
+            last, padded with -1 at the end; counted in `length`.
 
     Returns:
         [R, num_heads * d]
@@ -111,6 +121,7 @@ def attend(
                 addresses(values),
                 owner.numpy(),
                 length.numpy(),
+                branch_array(branch, num_rows),
                 num_heads,
                 num_kv_heads,
                 depth,
@@ -122,8 +133,8 @@ def attend(
     y = torch.empty((num_rows, num_heads * depth), dtype=query.dtype, device=query.device)
     for index in owner.unique().tolist():
         mine = owner == index
-        longest = int(length[mine].max())
-        visible = torch.arange(longest, device=query.device)[None] < length[mine][:, None]
+        visible = _visible(length[mine], None if branch is None else branch[mine])
+        longest = visible.shape[1]
         attended = torch.nn.functional.scaled_dot_product_attention(
             query[mine].transpose(0, 1)[None],
             keys[index][:longest].transpose(0, 1)[None].to(query.dtype),
@@ -134,6 +145,23 @@ def attend(
         )
         y[mine] = attended[0].transpose(0, 1).reshape(-1, num_heads * depth)
     return y
+
+
+def _visible(length: Tensor, branch: Tensor | None) -> Tensor:
+    """Return which cache entries each row sees, bool [R, longest]."""
+    if branch is None:
+        return torch.arange(int(length.max()), device=length.device)[None] < length[:, None]
+    prefix = length - (branch >= 0).sum(1)
+    longest = max(int(prefix.max()), int(branch.max()) + 1)
+    visible = torch.arange(longest + 1, device=length.device)[None] < prefix[:, None]
+    return visible.scatter(1, branch.where(branch >= 0, longest), True)[:, :longest]
+
+
+def branch_array(branch: Tensor | None, num_rows: int) -> np.ndarray:
+    """Return branches as the compiled kernels take them, int64 [num_rows, A]; A is 0 for none."""
+    if branch is None:
+        return np.empty((num_rows, 0), dtype=np.int64)
+    return np.ascontiguousarray(branch.numpy())
 
 
 def attention_scratch(longest: int) -> int:

@@ -15,6 +15,7 @@ from aurora_core.kernels.attention import (
     addresses,
     attend,
     attention_scratch,
+    branch_array,
     rotate_and_store,
 )
 from aurora_core.kernels.linear import linear
@@ -68,6 +69,8 @@ class RowPlan:
     """Cache entry that the row writes."""
     length: Tensor
     """Cache entries that the row sees, its own included."""
+    branch: Tensor | None = None
+    """int64 [R, A], as in `attend`; None when no row belongs to a tree."""
 
 
 class Decoder:
@@ -189,6 +192,7 @@ class Decoder:
             rows.owner.numpy(),
             rows.slot.numpy(),
             rows.length.numpy(),
+            branch_array(rows.branch, num_rows),
             self.cosine.data_ptr(),
             self.sine.data_ptr(),
             np.array(capture, dtype=np.int64),
@@ -233,7 +237,8 @@ class Decoder:
             values=values,
             num_heads=shape.num_heads,
         )
-        mixed = attend(query, keys, values, rows.owner, rows.length, shape.head_dim**-0.5)
+        scale = shape.head_dim**-0.5
+        mixed = attend(query, keys, values, rows.owner, rows.length, scale, branch=rows.branch)
         hidden = hidden + linear(mixed, layer.output)
         normed = rms_norm(hidden, layer.post_norm, shape.rms_norm_epsilon)
         return hidden + linear(silu_multiply(linear(normed, layer.gate_up)), layer.down)

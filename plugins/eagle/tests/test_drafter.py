@@ -41,6 +41,7 @@ def ask(trace: Trace, start: int, root: int, depth: int = 3) -> DraftRequest:
         token_ids=trace.token_ids[start : root + 1],
         features={"aux_hidden_states": trace.features["aux_hidden_states"][start:root]},
         num_speculative_tokens=depth,
+        max_nodes=depth,
     )
 
 

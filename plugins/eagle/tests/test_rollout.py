@@ -130,6 +130,7 @@ def request(trace: Trace, start: int, root: int, depth: int, name: str = "") -> 
         token_ids=trace.token_ids[start : root + 1],
         features={"aux_hidden_states": trace.features["aux_hidden_states"][start:root]},
         num_speculative_tokens=depth,
+        max_nodes=depth,
     )
 
 

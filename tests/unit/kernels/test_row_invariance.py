@@ -73,6 +73,56 @@ def test_attention_agrees_with_torch_and_ignores_other_rows() -> None:
         torch.testing.assert_close(together[row].view(4, 1, 16), expected)
 
 
+def attend_tree(num_threads: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return every node's result in one pass over a tree, and of its path stored in one piece."""
+    prefix, parents, stored = 11, [-1, -1, 0, 0, 2, 1], 20
+    keys, values = random(40, 2, 16, seed=1), random(40, 2, 16, seed=2)
+    query = random(6, 4, 16, seed=3)
+    paths = []
+    for node in range(6):
+        path = [node]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        paths.append(path)
+    branch = torch.tensor([[stored + n for n in path] + [-1] * (3 - len(path)) for path in paths])
+    length = torch.tensor([prefix + len(path) for path in paths])
+    alone = []
+    for node, path in enumerate(paths):
+        entries = [*range(prefix), *(stored + n for n in path)]
+        one = slice(node, node + 1)
+        alone.append(
+            kernels.attend(
+                query[one], [keys[entries]], [values[entries]], torch.tensor([0]), length[one], 0.25
+            )
+        )
+    kernels.set_num_threads(num_threads)
+    try:
+        owner = torch.zeros(6, dtype=torch.int64)
+        together = kernels.attend(query, [keys], [values], owner, length, 0.25, branch=branch)
+    finally:
+        kernels.set_num_threads(1)
+    return together, torch.cat(alone)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_node_of_a_tree_has_the_bits_of_its_path_alone(num_threads: int) -> None:
+    together, alone = attend_tree(num_threads)
+    assert torch.equal(together, alone)
+
+
+def test_torch_operators_mask_a_tree_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, _ = attend_tree()
+    monkeypatch.setenv("AURORA_KERNELS", "torch")
+    kernels.compiled.cache_clear()
+    try:
+        together, alone = attend_tree()
+    finally:
+        monkeypatch.undo()
+        kernels.compiled.cache_clear()
+    torch.testing.assert_close(together, alone)
+    torch.testing.assert_close(together, compiled)
+
+
 def test_elementwise_kernels_agree_with_torch() -> None:
     x, weight, gate_up = random(3, 64) * 3, random(64, seed=1), random(3, 192, seed=2) * 20
     torch.testing.assert_close(

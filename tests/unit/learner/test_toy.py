@@ -41,6 +41,7 @@ def request_at(trace: Trace, root: int, num_speculative_tokens: int = 3) -> Draf
         token_ids=trace.token_ids[: root + 1],
         features={"last_hidden_state": trace.features["last_hidden_state"][:root]},
         num_speculative_tokens=num_speculative_tokens,
+        max_nodes=num_speculative_tokens,
     )
 
 
@@ -89,6 +90,7 @@ def test_a_forgotten_request_has_no_state(
         token_ids=trace.token_ids[10:11],
         features={"last_hidden_state": trace.features["last_hidden_state"][:0]},
         num_speculative_tokens=3,
+        max_nodes=3,
     )
     assert len(drafter.propose([nothing_new])[0].token_ids) == 3
     drafter.forget(trace.trace_id)
