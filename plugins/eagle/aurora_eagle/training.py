@@ -152,10 +152,8 @@ def _rejected_weights(
         index_N = teacher.draft_index(batch.branch_token)
         num_anchors = len(batch.anchor_row)
         for above, level in zip(hidden, tree[1:], strict=False):
-            parents = above[level.parent[num_anchors:]]
-            now_N[level.branch] = read_head(parents, network.lm_head.weight, index_N[level.branch])[
-                0
-            ]
+            parents, index = above[level.parent[num_anchors:]], index_N[level.branch]
+            now_N[level.branch], _ = read_head(parents, network.lm_head.weight, index)
         ratio_N = clipped_ratios(
             now_N, batch.branch_log_prob, batch.branch_parent, options.branch_ratio_limit
         )
@@ -166,6 +164,8 @@ def _rejected_weights(
     above_N = batch.branch_parent
     trace_N = batch.row_trace[batch.anchor_row[batch.branch_anchor]]
     position_N = batch.row_position[batch.anchor_row[batch.branch_anchor]] + batch.branch_depth
+    # A branch can be longer than what was committed; below its first node nobody looks there.
+    position_N = position_N.clamp(max=batch.teacher_row.shape[1] - 1)
     asked_N = torch.where(
         above_N < 0,
         batch.teacher_row[trace_N, position_N],
