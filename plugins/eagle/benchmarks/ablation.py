@@ -178,7 +178,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--start", type=Path, help="drafter to go on from; a new one if not given")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=60, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=56, help="optimizer steps")
     parser.add_argument("--batch", type=int, default=4, help="traces per step")
     parser.add_argument("--held-out-share", type=int, default=8, help="one in so many is held out")
     parser.add_argument("--limit", type=int, help="trace files to read, at most")
