@@ -31,6 +31,8 @@ from aurora_core.traffic.endpoint import Endpoint
 from aurora_core.traffic.prompts import generate
 from aurora_core.versions import VersionStore
 
+PLUGINS = ("eagle", "torch")
+
 
 def main() -> None:
     """Gather and report; a mistake of the user ends with status 2 and one sentence."""
@@ -49,7 +51,7 @@ async def gather(settings: argparse.Namespace) -> dict[str, object]:
     """
     target = read_target_spec(settings.target)
     plugins = Plugins()
-    plugins.load(None)
+    plugins.load(PLUGINS)
     chosen = {
         key: yaml.safe_load(value) for key, _, value in (o.partition("=") for o in settings.set)
     }
@@ -71,7 +73,7 @@ async def gather(settings: argparse.Namespace) -> dict[str, object]:
             target=target,
             speculator="eagle3",
             speculator_options=speculator.options.model_dump(mode="json"),
-            plugins=None,
+            plugins=PLUGINS,
             needs=speculator.needs,
             num_speculative_tokens=settings.depth,
             versions_dir=str(settings.versions),
