@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from aurora_core.interfaces import LossOutput
-from aurora_core.records import Trace
+from aurora_core.records import Nodes, Rows, Steps, Trace
 from aurora_core.target.weights import TargetWeights
 from aurora_eagle.collate import Batch
 from aurora_eagle.model import Eagle3Network
@@ -21,7 +21,7 @@ from aurora_eagle.rollout import Kernel
 from aurora_eagle.speculator import Eagle3Speculator
 from aurora_eagle.training import compute_loss, supervising_rows
 from aurora_eagle.tree import levels, unroll
-from plugins.eagle.tests.test_rollout import draft_alone
+from plugins.eagle.tests.test_rollout import draft_alone, request
 from plugins.eagle.tests.tree_traces import with_branches
 
 STEPS = 4
@@ -143,6 +143,72 @@ def test_both_kernels_have_the_same_outputs_and_gradients(
     one, other = (gradients(output, network) for output in outputs)
     for name in one:
         torch.testing.assert_close(one[name], other[name], msg=name, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_trees_of_the_serving_drafter_have_the_probabilities_that_training_computes(
+    make_speculator: Callable[..., Eagle3Speculator],
+    network: Eagle3Network,
+    make_trace: Callable[..., Trace],
+) -> None:
+    trace = make_trace(1, prompt_len=7, num_response=16)
+    server = make_speculator(tree_width=3, tree_nodes=12, min_node_confidence=0.0)
+    drafter = server.drafter(network, dtype=torch.float32, device=torch.device("cpu"))
+    start, roots, nodes = 0, (7, 10, 14), list[tuple[int, int, int, int, bool, float]]()
+    for step, root in enumerate(roots):
+        (proposal,) = drafter.propose([request(trace, start, root, STEPS - 1, max_nodes=12)])
+        start, first = root, len(nodes)
+        for token, parent, log_prob in zip(
+            proposal.token_ids, proposal.parents, proposal.log_probs, strict=True
+        ):
+            above = first + parent if parent >= 0 else -1
+            depth = nodes[above][3] + 1 if parent >= 0 else 1
+            # None is accepted; those that foresaw the next token are taken for it.
+            nodes.append((step, token, above, depth, False, log_prob))
+    columns = [torch.tensor(column) for column in zip(*nodes, strict=True)]
+    zeros = torch.zeros(len(nodes))
+    drafted = dataclasses.replace(
+        trace,
+        steps=Steps(
+            root=torch.tensor(roots),
+            version=torch.ones(3, dtype=torch.int64),
+            bonus_token=trace.token_ids[torch.tensor(roots) + 1],
+            num_accepted=torch.zeros(3, dtype=torch.int64),
+            draft_ms=torch.zeros(3),
+            verify_ms=torch.zeros(3),
+        ),
+        nodes=Nodes(
+            step=columns[0],
+            token=columns[1],
+            parent=columns[2],
+            depth=columns[3],
+            accepted=columns[4],
+            log_prob=columns[5].float(),
+        ),
+        rows=Rows(
+            position=torch.cat([trace.rows.position, torch.full((len(nodes),), -1)]),
+            node=torch.cat([trace.rows.node, torch.arange(len(nodes))]),
+        ),
+        features={
+            name: torch.cat([tensor, zeros.reshape(-1, *[1] * (tensor.dim() - 1)).expand(
+                -1, *tensor.shape[1:])])
+            for name, tensor in trace.features.items()
+        },
+    )  # fmt: skip
+    learner = make_speculator(objective="branches", training_steps=STEPS)
+    batch = Batch.from_dict(learner.collate([drafted]))
+    tree = levels(batch, STEPS)
+    hidden = unroll(network, batch, tree)
+    place_of = {int(token): place for place, token in enumerate(network.target_ids)}
+    compared = 0
+    for above, level in zip(hidden, tree[1:], strict=False):
+        for parent, branch in zip(level.parent[len(batch.anchor_row) :], level.branch, strict=True):
+            log_probs = network.lm_head(above[parent]).log_softmax(-1)
+            found = log_probs[place_of[int(batch.branch_token[branch])]]
+            torch.testing.assert_close(found, batch.branch_log_prob[branch], rtol=1e-4, atol=1e-4)
+            compared += 1
+    assert compared > 20
+    assert int(batch.branch_depth.max()) == STEPS - 1
 
 
 class _Count(TorchDispatchMode):
