@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from aurora_core.records import TargetSpec, Trace
-from aurora_eagle.selection import Wanted, select_rows
+from aurora_eagle.selection import ChosenRows, Wanted, select_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,40 +109,20 @@ def collate(
     longest = max((len(trace.token_ids) for trace in traces), default=0)
     token_ids = torch.zeros(len(traces), longest, dtype=torch.int64)
     teacher_row = torch.full((len(traces), longest), -1, dtype=torch.int64)
-    num_context = num_anchors = num_teachers = num_branches = 0
+    before = _Counts()
     columns: dict[str, list[Tensor]] = {name: [] for name in _COLUMNS}
     for index, (trace, chosen) in enumerate(zip(traces, rows, strict=True)):
-        branches = chosen.branches
         token_ids[index, : len(trace.token_ids)] = trace.token_ids
         taught = chosen.position[chosen.teachers]
-        teacher_row[index, taught] = torch.arange(len(taught)) + num_teachers
-        has_row = branches.row >= 0
-        anchors = chosen.anchors.nonzero().flatten()
-        for name, values in {
-            "anchor_row": anchors + num_context,
-            "row_trace": torch.full_like(chosen.position, index),
-            "teacher_next_token": torch.cat(
-                [trace.token_ids[taught + 1], branches.token[has_row] * 0 - 1]
-            ),
-            "teacher_trace": torch.full((len(taught) + int(has_row.sum()),), index),
-            "branch_anchor": num_anchors
-            + torch.searchsorted(chosen.position[anchors], branches.anchor_position),
-            "branch_parent": (branches.parent + num_branches).masked_fill(branches.parent < 0, -1),
-            "branch_teacher": (has_row.cumsum(0) - 1 + num_teachers + len(taught)).masked_fill(
-                ~has_row, -1
-            ),
-            "branch_token": branches.token,
-            "branch_depth": branches.depth,
-            "branch_log_prob": branches.log_prob,
-            "branch_version": branches.version,
-            "refused_row": teacher_row[index, chosen.refused_position],
-            "refused_token": chosen.refused_token,
-        }.items():
-            columns[name].append(values)
-        num_context += len(chosen.position)
-        num_anchors += len(anchors)
-        num_teachers += len(taught) + int(has_row.sum())
-        num_branches += len(branches.token)
+        teacher_row[index, taught] = torch.arange(len(taught)) + before.teachers
+        mine = _columns(trace, chosen, index, before)
+        mine["refused_row"] = teacher_row[index, chosen.refused_position]
+        for name in _COLUMNS:
+            columns[name].append(mine[name])
+        before.context += len(chosen.position)
+        before.anchors += len(mine["anchor_row"])
+        before.teachers += len(mine["teacher_trace"])
+        before.branches += len(mine["branch_token"])
     greedy = [trace.sampling.rule == "greedy_always" for trace in traces]
     return Batch(
         token_ids=token_ids,
@@ -173,6 +153,46 @@ _COLUMNS = (
     "branch_parent", "branch_teacher", "branch_token", "branch_depth", "branch_log_prob",
     "branch_version", "refused_row", "refused_token",
 )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Rows of the traces before one, of each kind."""
+
+    context: int = 0
+    anchors: int = 0
+    teachers: int = 0
+    branches: int = 0
+
+
+def _columns(trace: Trace, chosen: ChosenRows, index: int, before: _Counts) -> dict[str, Tensor]:
+    """Return what one trace adds to the flat tensors, by name, all but `refused_row`.
+
+    Its target rows are those of committed positions, then those of rejected nodes.
+    """
+    branches, taught = chosen.branches, chosen.position[chosen.teachers]
+    anchors = chosen.anchors.nonzero().flatten()
+    has_row = branches.row >= 0
+    num_rows = int(has_row.sum())
+    return {
+        "row_trace": torch.full_like(chosen.position, index),
+        "anchor_row": anchors + before.context,
+        "teacher_trace": torch.full((len(taught) + num_rows,), index),
+        "teacher_next_token": torch.cat([trace.token_ids[taught + 1], torch.full((num_rows,), -1)]),
+        "branch_anchor": before.anchors
+        + torch.searchsorted(chosen.position[anchors], branches.anchor_position),
+        "branch_parent": torch.where(
+            branches.parent < 0, branches.parent, branches.parent + before.branches
+        ),
+        "branch_token": branches.token,
+        "branch_depth": branches.depth,
+        "branch_teacher": torch.where(
+            has_row, has_row.cumsum(0) - 1 + len(taught) + before.teachers, -1
+        ),
+        "branch_log_prob": branches.log_prob,
+        "branch_version": branches.version,
+        "refused_token": chosen.refused_token,
+    }
 
 
 def _oldest_version(traces: Sequence[Trace], max_staleness: int | None) -> int | None:
