@@ -47,7 +47,7 @@ class TorchBackend(Backend):
         return Provides(
             features=frozenset({"aux_hidden_states", "last_hidden_state", "target_logsumexp"}),
             branch_rows=True,
-            topologies=frozenset({"chain"}),
+            topologies=frozenset({"chain", "tree"}),
             formats=frozenset({"module"}),
             hot_swap="live",
             verification_rules=frozenset({"greedy", "point_mass"}),
