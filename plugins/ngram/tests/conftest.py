@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from aurora_ngram.config import NgramOptions
-from aurora_ngram.drafter import NgramDrafter
-from aurora_ngram.speculator import NgramSpeculator
 
 from aurora_core.interfaces import DraftRequest, Proposal
 from aurora_core.records import TargetSpec, Trace
 from aurora_core.testing.traces import make_trace
+from aurora_ngram.config import NgramOptions
+from aurora_ngram.drafter import NgramDrafter
+from aurora_ngram.speculator import NgramSpeculator
 
 VOCAB_SIZE = 64
 

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 import torch
-from aurora_ngram.config import NgramOptions
 from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from aurora_core.errors import CheckpointError, ConfigError
 from aurora_core.records import Needs
+from aurora_ngram.config import NgramOptions
 from plugins.ngram.tests.conftest import answer, request
 
 

@@ -6,6 +6,7 @@ import random
 import tracemalloc
 
 import pytest
+
 from aurora_ngram.text_index import BYTES_PER_TOKEN, TextIndex
 
 

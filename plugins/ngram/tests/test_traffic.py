@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from aurora_ngram.text_index import BYTES_PER_TOKEN
 
+from aurora_ngram.text_index import BYTES_PER_TOKEN
 from plugins.ngram.tests.conftest import answer, request
 
 
