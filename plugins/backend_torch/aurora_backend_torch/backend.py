@@ -50,7 +50,9 @@ class TorchBackend(Backend):
             topologies=frozenset({"chain", "tree"}),
             formats=frozenset({"module"}),
             hot_swap="live",
-            verification_rules=frozenset({"greedy", "point_mass"}),
+            verification_rules=frozenset(
+                {"greedy", "rejection" if self.options.sample_drafts else "point_mass"}
+            ),
             num_resident_drafters=self.options.num_resident_drafters,
             request_routing=True,
         )

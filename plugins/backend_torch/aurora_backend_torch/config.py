@@ -42,6 +42,10 @@ class TorchBackendOptions(Options):
     max_draft_nodes: int = Field(default=60, ge=1)
     """Draft tokens of one request in one step, over all branches of a tree; a chain has at most
     `num_speculative_tokens`."""
+    sample_drafts: bool = False
+    """Whether a request with a temperature gets drafts that are sampled as well, verified by
+    rejection sampling. The output keeps the target's distribution, but with the same seed another
+    drafter gives another text; off, it is the same text with any drafter or none."""
     max_context: int | None = Field(default=None, ge=2)
     """Prompt and output tokens per request; the target's own limit if not set."""
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)

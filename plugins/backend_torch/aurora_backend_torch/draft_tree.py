@@ -71,6 +71,10 @@ class DraftTree:
                 return index
         return None
 
+    def children(self, node: int) -> list[int]:
+        """Return the children of a node (or of `ROOT`), in order."""
+        return [index for index, parent in enumerate(self.parents) if parent == node]
+
     def path(self, node: int) -> list[int]:
         """Return the nodes from the root's child down to a node."""
         path: list[int] = []

@@ -10,6 +10,7 @@ import torch
 from aurora_backend_torch.active_request import ActiveRequest
 from aurora_backend_torch.draft_tree import DraftTree
 from aurora_backend_torch.residents import Residents
+from aurora_backend_torch.verification import DRAFT_STREAM, uniforms
 from aurora_core.interfaces import DraftRequest, Proposal
 from aurora_core.records import NO_DRAFTER
 
@@ -33,6 +34,7 @@ class Drafting:
         num_speculative_tokens: int,
         max_draft_nodes: int,
         max_verification_rows: int | None,
+        sample_drafts: bool,
     ) -> None:
         """
         Args:
@@ -42,10 +44,12 @@ class Drafting:
             max_draft_nodes: draft tokens of one request, over all branches, at most.
             max_verification_rows: rows of one pass that verify drafts, over all requests; None is
                 no limit.
+            sample_drafts: whether drafters may sample where the request does.
         """
         self._residents, self._vocab_size = residents, vocab_size
         self._depth, self._max_nodes = num_speculative_tokens, max_draft_nodes
         self._max_verification_rows = max_verification_rows
+        self._sample_drafts = sample_drafts
 
     def draft(self, decoding: Sequence[ActiveRequest]) -> None:
         """Set the proposal, its tree and its version of each request."""
@@ -110,6 +114,14 @@ class Drafting:
             raise ValueError(
                 f"{len(proposal.log_probs)} log-probabilities for {len(drafted)} tokens"
             )
+        drawn_from = proposal.drawn_from
+        if drawn_from is not None:
+            wanted = (len(drafted), len(drawn_from.token_ids))
+            if request.sampling is None or tuple(drawn_from.probs.shape) != wanted:
+                raise ValueError(
+                    f"{len(drafted)} tokens were drawn from distributions of shape "
+                    f"{tuple(drawn_from.probs.shape)} where {wanted} was expected"
+                )
         return tree
 
     def _draft_request(self, active: ActiveRequest, version: int, max_nodes: int) -> DraftRequest:
@@ -121,11 +133,16 @@ class Drafting:
             # A request's first step reads its whole prompt; a running one only a window.
             active.num_drafted_rows = max(root - REFILL_ROWS, 0) if active.num_steps else 0
         start, features = active.window.since(active.num_drafted_rows)
+        depth = min(self._depth, max_nodes, active.num_left - 1)
+        sampling = active.request.sampling
+        samples = self._sample_drafts and sampling.temperature > 0
         return DraftRequest(
             request_id=active.request.request_id,
             start=start,
             token_ids=torch.tensor(active.token_ids[start:], dtype=torch.int64),
             features=features,
-            num_speculative_tokens=min(self._depth, max_nodes, active.num_left - 1),
+            num_speculative_tokens=depth,
             max_nodes=max_nodes,
+            sampling=sampling if samples else None,
+            uniforms=uniforms(active.seed, DRAFT_STREAM, root, depth) if samples else (),
         )

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -71,6 +72,7 @@ class Engine:
             num_speculative_tokens=plan.num_speculative_tokens,
             max_draft_nodes=options.max_draft_nodes,
             max_verification_rows=options.resolved_verification_rows(model.device.type),
+            sample_drafts=options.sample_drafts,
         )
         self._stepper = Stepper(model, drafting, plan.needs, max_prefill_rows=_PREFILL_ROWS)
         self._random = random.Random(plan.seed)
@@ -248,6 +250,9 @@ class Engine:
                 if not self._waiting:
                     return
                 request, on_output = self._waiting.popleft()
+            if self._options.sample_drafts and request.sampling.temperature > 0:
+                sampling = replace(request.sampling, rule="rejection")
+                request = replace(request, sampling=sampling)
             room = min(len(request.prompt_token_ids) + request.max_tokens, self.max_context)
             reserve = self._plan.num_speculative_tokens + self._options.max_draft_nodes + 2
             is_read = self._writer is not None or self._residents.learn_by_observing

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from aurora_backend_torch.active_request import ActiveRequest
-from aurora_backend_torch.draft_tree import ROOT, RowPlaces
+from aurora_backend_torch.draft_tree import RowPlaces
 from aurora_backend_torch.drafting import REFILL_ROWS, Drafting
 from aurora_backend_torch.generation import TokenLogprob
 from aurora_backend_torch.model import TargetModel
 from aurora_backend_torch.sampling import choose
+from aurora_backend_torch.verification import follow_own_choice, reject_or_accept
 from aurora_core.kernels import RowPlan, argmax_logsumexp
 from aurora_core.records import NO_DRAFTER, Needs
 
@@ -171,23 +172,32 @@ class Stepper:
     ) -> StepResult:
         """Follow the branch that is the target's own choice, and commit it."""
         active, request, tree = span.active, span.active.request, span.active.tree
-        chosen: list[int] = []
-        accepted: list[int] = []
-        node = ROOT
-        while True:
-            row = node + 1
-            position = span.start + len(chosen) + 1
-            token = choose(logits[row], best[row], request.sampling, active.seed, position)
-            chosen.append(token)
-            # The last token chosen is the target's own, whether or not a draft foresaw it: tokens
-            # per step are then 1 + accepted, also in a step that a stop token cuts short.
-            if token in request.stop_token_ids or len(chosen) == active.num_left:
-                break
-            child = tree.child(node, token)
-            if child is None:
-                break
-            accepted.append(child)
-            node = child
+
+        def ends(chosen: list[int]) -> bool:
+            return chosen[-1] in request.stop_token_ids or len(chosen) == active.num_left
+
+        drawn_from = active.proposal.drawn_from if active.proposal else None
+        if drawn_from is None:
+            verified = follow_own_choice(
+                tree,
+                logits,
+                best,
+                sampling=request.sampling,
+                seed=active.seed,
+                start=span.start,
+                ends=ends,
+            )
+        else:
+            verified = reject_or_accept(
+                tree,
+                drawn_from,
+                logits,
+                sampling=request.sampling,
+                seed=active.seed,
+                start=span.start,
+                ends=ends,
+            )
+        chosen, accepted = verified.token_ids, verified.accepted
         path = [0, *(node + 1 for node in accepted)]
         committed = {name: rows[path] for name, rows in features.items()}
         logprobs = self._logprobs(active, chosen, logits[path], logsumexp[path])
