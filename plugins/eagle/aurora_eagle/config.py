@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,10 @@ NUM_AUX_LAYERS = 3
 
 class Eagle3Options(Options):
     """What a configuration can say below `speculator:` when its name is `eagle3`."""
+
+    serving_only: ClassVar[frozenset[str]] = frozenset(
+        {"min_confidence", "tree_width", "tree_nodes", "min_node_confidence"}
+    )
 
     draft_vocab_size: int = Field(8192, ge=8)
     """Target tokens that the drafter can propose; a larger target vocabulary is cut to these."""
