@@ -35,7 +35,7 @@ class MedusaOptions(Options):
     tree: Literal["chain", "static", "adaptive"] = "adaptive"
     """Shape of proposals: each head's best token, a fixed small tree, or the tree that the measured
     accuracies of the heads' best tokens make the best one."""
-    max_tree_nodes: int = Field(16, ge=1, le=MAX_TREE_NODES)
+    tree_nodes: int = Field(16, ge=1, le=MAX_TREE_NODES)
     """Nodes of a tree, at most; an engine may allow fewer."""
     min_reach: float = Field(0.1, ge=0, lt=1)
     """Estimated chance of being accepted below which a draft token beyond the first is not

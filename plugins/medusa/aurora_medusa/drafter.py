@@ -164,7 +164,7 @@ class MedusaDrafter(Drafter):
             return ()
         max_nodes = request.max_nodes
         if self._options.tree != "chain":
-            max_nodes = min(max_nodes, self._options.max_tree_nodes)
+            max_nodes = min(max_nodes, self._options.tree_nodes)
         return cut_tree(
             self._tree,
             max_depth=request.num_speculative_tokens,

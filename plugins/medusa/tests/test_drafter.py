@@ -100,7 +100,7 @@ def test_proposals_keep_to_their_limits_and_put_parents_first(
     depth: int,
     nodes: int,
 ) -> None:
-    drafter = served(make_speculator(tree=tree, max_tree_nodes=12), network)
+    drafter = served(make_speculator(tree=tree, tree_nodes=12), network)
     (proposal,) = drafter.propose([ask(traces[0], 9, depth=depth, nodes=nodes)])
     depths: list[int] = []
     for index, parent in enumerate(proposal.parents):
@@ -332,7 +332,7 @@ def test_training_afterwards_does_not_change_a_drafter(
 def test_a_tiny_draft_vocabulary_limits_the_ranks(
     make_speculator: Make, weights: TargetWeights, traces: list[Trace]
 ) -> None:
-    speculator = make_speculator(draft_vocab_size=8, tree="static", num_heads=1, max_tree_nodes=64)
+    speculator = make_speculator(draft_vocab_size=8, tree="static", num_heads=1, tree_nodes=64)
     drafter = served(speculator, speculator.build_module(weights, traces))
     (proposal,) = drafter.propose([ask(traces[0], 12, nodes=64)])
     assert len(set(proposal.token_ids)) == len(proposal.token_ids) == 8
