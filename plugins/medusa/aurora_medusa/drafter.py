@@ -19,14 +19,7 @@ from torch import Tensor
 from aurora_core.interfaces import Drafter, DraftRequest, Proposal
 from aurora_core.kernels import argmax_logsumexp, linear, silu_multiply
 from aurora_core.records import Trace
-from aurora_medusa.candidate_tree import (
-    MAX_TREE_NODES,
-    Tree,
-    chain,
-    cut_tree,
-    default_accuracy,
-    grow_tree,
-)
+from aurora_medusa.candidate_tree import Tree, chain, cut_tree, default_accuracy, grow_tree
 from aurora_medusa.config import NUM_RANKS, MedusaOptions
 from aurora_medusa.model import MedusaNetwork
 from aurora_medusa.rank_accuracy import RankAccuracy
@@ -156,7 +149,7 @@ class MedusaDrafter(Drafter):
         is_static = self._options.tree == "static"
         known = default_accuracy(self._num_heads) if is_static else self._accuracy.estimate()
         num_ranks = min(NUM_RANKS, len(self._target_ids))
-        return grow_tree([ranks[:num_ranks] for ranks in known], MAX_TREE_NODES)
+        return grow_tree([ranks[:num_ranks] for ranks in known])
 
     def _shape(self, request: DraftRequest) -> Tree:
         """Return the part of the tree that a request may have."""

@@ -108,14 +108,13 @@ def _read(path: Path) -> dict[str, Tensor]:
             f"Medusa heads {str(path)!r} cannot be read ({reason}); give a safetensors file or a "
             "torch file of plain tensors"
         ) from error
-    is_plain = isinstance(content, dict) and all(
-        isinstance(tensor, Tensor) for tensor in content.values()
-    )
-    if not is_plain:
+    values = list(content.items()) if isinstance(content, dict) else [("", None)]
+    tensors = {str(name): value for name, value in values if isinstance(value, Tensor)}
+    if len(tensors) < len(values):
         raise CheckpointError(
             f"Medusa heads {str(path)!r} are not a dictionary of tensors; give a state dict"
         )
-    return content
+    return tensors
 
 
 def _canonical(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:

@@ -9,7 +9,6 @@ import random
 import pytest
 
 from aurora_medusa.candidate_tree import (
-    MAX_TREE_NODES,
     Tree,
     TreeNode,
     chain,
@@ -18,7 +17,7 @@ from aurora_medusa.candidate_tree import (
     expected_accepted,
     grow_tree,
 )
-from aurora_medusa.config import NUM_RANKS
+from aurora_medusa.config import MAX_TREE_NODES, NUM_RANKS
 from aurora_medusa.rank_accuracy import FORGETTING, PRIOR_ROWS, RankAccuracy
 
 
