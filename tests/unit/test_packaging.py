@@ -1,4 +1,4 @@
-"""The three distributions fit together, and the tested versions fit what they ask for."""
+"""The distributions fit together, and the tested versions fit what they ask for."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ STANDARD_LIBRARY = set(sys.stdlib_module_names)
 PACKAGES = {
     "core": ROOT / "aurora_core",
     "eagle": ROOT / "plugins" / "eagle" / "aurora_eagle",
+    "medusa": ROOT / "plugins" / "medusa" / "aurora_medusa",
     "backend_torch": ROOT / "plugins" / "backend_torch" / "aurora_backend_torch",
 }
 
