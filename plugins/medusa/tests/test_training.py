@@ -161,7 +161,7 @@ def test_a_trace_without_a_draft_has_no_loss_and_gradients_of_zero(
     batch = speculator.collate([make_trace(2, num_response=num_response)])
     output = speculator.loss(network, batch)
     output.loss_sum.backward()
-    assert (float(output.loss_sum), float(output.weight_sum), output.num_tokens) == (0.0, 0.0, 0)
+    assert (output.loss_sum.item(), output.weight_sum.item(), output.num_tokens) == (0.0, 0.0, 0)
     for parameter in network.parameters():
         assert parameter.grad is not None and not parameter.grad.any()
     accepted, anchors = speculator.acceptance(network, batch, 3)
