@@ -24,8 +24,8 @@ from aurora_medusa.config import NUM_RANKS, MedusaOptions
 from aurora_medusa.model import MedusaNetwork
 from aurora_medusa.rank_accuracy import RankAccuracy
 
-OBSERVED_ROWS = 8
-"""Rows of a finished request on which the heads are judged: about the cost of drafting as often."""
+OBSERVED_ROWS = 4
+"""Rows of a finished request on which the heads are judged; each costs about as much as a draft."""
 
 
 class MedusaDrafter(Drafter):
