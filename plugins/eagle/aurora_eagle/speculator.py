@@ -46,10 +46,11 @@ class Eagle3Speculator(Speculator):
 
     def build_module(self, weights: TargetWeights, traces: Sequence[Trace]) -> nn.Module:
         """Choose the draft vocabulary from the traces and return a new network."""
-        from aurora_eagle import initialise, vocabulary
+        from aurora_core.learner.draft_vocabulary import choose_target_ids
+        from aurora_eagle import initialise
         from aurora_eagle.model import Eagle3Network
 
-        target_ids = vocabulary.choose_target_ids(
+        target_ids = choose_target_ids(
             traces,
             weights.lm_head,
             size=self.options.draft_vocab_size,

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from aurora_core.learner.teacher import sampling_probabilities
 from aurora_eagle import vocabulary
 from aurora_eagle.collate import Batch
 from aurora_eagle.model import Eagle3Network
@@ -166,28 +167,3 @@ def _one_hot(zeros: Tensor, index: Tensor) -> Tensor:
     drafted = (index >= 0).nonzero().flatten()
     zeros[drafted, index[drafted]] = 1.0
     return zeros
-
-
-def sampling_probabilities(
-    logits: Tensor, *, temperature: Tensor, top_p: Tensor, top_k: Tensor
-) -> Tensor:
-    """Return the distributions that requests are sampled from, float32 [R, V].
-
-    Temperature comes first, then the `top_k` likeliest tokens are kept, then the likeliest of those
-    until their probabilities, renormalised, reach `top_p`.
-
-    Args:
-        logits: float32 [R, V].
-        temperature: float32 [R], above 0.
-        top_p: float32 [R]; 1 keeps everything.
-        top_k: int64 [R]; 0 keeps everything.
-    """
-    ordered, order = (logits / temperature[:, None]).sort(-1, descending=True)
-    rank = torch.arange(logits.shape[-1], device=logits.device)
-    ordered = ordered.masked_fill((top_k[:, None] > 0) & (rank >= top_k[:, None]), float("-inf"))
-    probs = ordered.softmax(-1)
-    # A token is dropped when those before it reach top_p already; the likeliest always stays.
-    before = probs.cumsum(-1) - probs
-    probs = probs.masked_fill((before >= top_p[:, None]) & (top_p[:, None] < 1), 0.0)
-    probs = probs / probs.sum(-1, keepdim=True)
-    return torch.empty_like(probs).scatter_(-1, order, probs)

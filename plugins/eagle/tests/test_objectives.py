@@ -11,13 +11,14 @@ from pydantic import ValidationError
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from aurora_core.learner.teacher import sampling_probabilities
 from aurora_core.records import Rows, Sampling, Trace
 from aurora_core.target.weights import TargetWeights
 from aurora_eagle.collate import Batch
 from aurora_eagle.config import Eagle3Options
 from aurora_eagle.model import Eagle3Network
 from aurora_eagle.speculator import Eagle3Speculator
-from aurora_eagle.teacher import Teacher, sampling_probabilities
+from aurora_eagle.teacher import Teacher
 from plugins.eagle.tests.test_rollout import draft_alone
 from plugins.eagle.tests.tree_traces import with_branches
 
