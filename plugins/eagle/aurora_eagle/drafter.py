@@ -206,7 +206,7 @@ class Eagle3Drafter(Drafter):
             slot += range(cache.length, cache.length + num_new)
             cache.length += num_new
             room = self._shape.max_position_embeddings - (request.start + num_new)
-            limit = min(request.num_speculative_tokens, room)
+            limit = min(request.num_speculative_tokens, request.max_nodes, room)
             if num_new and limit > 0:
                 starting.append(len(owner) - 1)
                 chains.append((index, limit))
