@@ -16,9 +16,26 @@ if importlib.util.find_spec("pytest") is None:
 import pytest
 
 # Before they are imported, so that a failed promise shows both sides of its comparison.
-PARTS = ("fixtures", "drafting", "learning", "supervision", "checkpoint", "serving", "tree")
-pytest.register_assert_rewrite(*(f"{__name__}.speculator_{part}" for part in PARTS))
+SPECULATOR_PARTS = (
+    "fixtures",
+    "drafting",
+    "learning",
+    "supervision",
+    "checkpoint",
+    "serving",
+    "tree",
+)
+BACKEND_PARTS = ("fixtures", "lifecycle", "swapping", "output", "learning")
+pytest.register_assert_rewrite(
+    *(f"{__name__}.speculator_{part}" for part in SPECULATOR_PARTS),
+    *(f"{__name__}.backend_{part}" for part in BACKEND_PARTS),
+    *(f"{__name__}.{kind}" for kind in ("trace_sink", "swap_policy")),
+)
 
-from aurora_core.testing.suites.speculator import SpeculatorSuite  # noqa: E402 - see above
+# ruff: noqa: E402 - see above
+from aurora_core.testing.suites.backend import BackendSuite
+from aurora_core.testing.suites.speculator import SpeculatorSuite
+from aurora_core.testing.suites.swap_policy import SwapPolicySuite
+from aurora_core.testing.suites.trace_sink import TraceSinkSuite
 
-__all__ = ["SpeculatorSuite"]
+__all__ = ["BackendSuite", "SpeculatorSuite", "SwapPolicySuite", "TraceSinkSuite"]

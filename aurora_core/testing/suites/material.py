@@ -9,7 +9,6 @@ import atexit
 import copy
 import functools
 import tempfile
-from typing import NoReturn
 
 import torch
 
@@ -23,11 +22,10 @@ from aurora_core.testing.tiny_target import make_tiny_target
 PROMPT_LENGTHS = (7, 13, 5, 9)
 NUM_ANSWER_TOKENS = 18
 NUM_MEMORISED_TOKENS = 24
-
-
-def missing_fixture(name: str, what: str) -> NoReturn:
-    """Say what the author of a suite has to provide."""
-    raise NotImplementedError(f"override the fixture `{name}` in your Test class: {what}")
+SHARPNESS = 4.0
+"""Logits of the target are so much larger that soft targets teach its best token in few steps."""
+CLEAR_SEED = 12
+"""Prompt whose answer has no near-ties between the best token and the next."""
 
 
 @functools.cache
@@ -35,7 +33,7 @@ def tiny_target() -> TargetSpec:
     """Return a random Llama of 4 layers and 256 tokens that lies in a folder of this process."""
     folder = tempfile.TemporaryDirectory(prefix="aurora-tiny-target-")
     atexit.register(folder.cleanup)
-    return read_target_spec(make_tiny_target(folder.name), name="tiny")
+    return read_target_spec(make_tiny_target(folder.name, sharpness=SHARPNESS), name="tiny")
 
 
 @functools.cache
@@ -83,7 +81,12 @@ def _recorded_traces(target: TargetSpec, needs: Needs, branching: int) -> list[T
 
 
 def plain_trace(
-    target: TargetSpec, needs: Needs, *, seed: int = 11, prompt_len: int = 7, num_response: int
+    target: TargetSpec,
+    needs: Needs,
+    *,
+    seed: int = CLEAR_SEED,
+    prompt_len: int = 7,
+    num_response: int,
 ) -> Trace:
     """Return a greedy answer that was decoded without a drafter."""
     return copy.deepcopy(_plain_trace(target, needs, seed, prompt_len, num_response))

@@ -16,12 +16,12 @@ from aurora_core.target.weights import TargetWeights
 from aurora_core.testing.reference_engine import ReferenceEngine, draft_request
 from aurora_core.testing.suites.material import (
     NUM_MEMORISED_TOKENS,
-    missing_fixture,
     plain_trace,
     recorded_traces,
     reference_target,
     tiny_target,
 )
+from aurora_core.testing.suites.required import missing_fixture
 
 PRACTICE_STEPS = 30
 CPU = torch.device("cpu")
