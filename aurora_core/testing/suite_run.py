@@ -44,24 +44,24 @@ def chosen() -> Mapping[str, type]:
 def run_suites(
     classes: Mapping[str, type],
     *,
-    keyword: str = "",
+    select: Callable[[str, str], bool] = lambda suite, test: True,
     on_result: Callable[[TestResult], None] = lambda result: None,
 ) -> list[TestResult]:
     """Run test classes with pytest, silently and without any configuration file.
 
     Args:
         classes: name that begins with `Test` -> class.
-        keyword: as pytest's `-k`; empty runs everything.
+        select: (class name, test name without parameters) -> whether to run it.
         on_result: called after each test.
     """
     _chosen.clear()
     _chosen.update(classes)
-    record = _Record(on_result)
+    record = _Record(select, on_result)
     with tempfile.TemporaryDirectory(prefix="aurora-conformance-") as folder:
         module = Path(folder, f"test_conformance_{os.getpid()}_{_next_number()}.py")
         module.write_text(_MODULE, encoding="utf-8")
         arguments = [
-            *(str(module), "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-k", keyword),
+            *(str(module), "-q", "-p", "no:cacheprovider", "-p", "no:asyncio"),
             # Files of the process stay as they are: its console may show the progress.
             *("--capture", "sys", "--rootdir", folder, "-c", os.devnull, "--import-mode=importlib"),
             *("--basetemp", str(Path(folder, "tmp"))),
@@ -83,10 +83,23 @@ def _next_number() -> int:
 class _Record:
     """A pytest plugin that keeps the outcome of every test."""
 
-    def __init__(self, on_result: Callable[[TestResult], None]) -> None:
+    def __init__(
+        self, select: Callable[[str, str], bool], on_result: Callable[[TestResult], None]
+    ) -> None:
         self.results: list[TestResult] = []
+        self._select = select
         self._on_result = on_result
         self._failed: set[str] = set()
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keep what was selected."""
+        items[:] = [
+            item
+            for item in items
+            if isinstance(item, pytest.Function)
+            and item.parent is not None
+            and self._select(item.parent.name, item.originalname)
+        ]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the call, or whatever went wrong before or after it."""
