@@ -23,3 +23,16 @@ class TestEagle3AsConfiguredByDefault(SpeculatorSuite):
     @pytest.fixture
     def speculator(self, target: TargetSpec) -> Eagle3Speculator:
         return Eagle3Speculator(Eagle3Options(), target)
+
+
+class TestEagle3Trees(SpeculatorSuite):
+    @pytest.fixture
+    def speculator(self, target: TargetSpec) -> Eagle3Speculator:
+        options = Eagle3Options(
+            tree_width=3,
+            draft_vocab_size=96,
+            greedy_teacher="argmax",
+            min_confidence=0.0,
+            min_node_confidence=0.0,
+        )
+        return Eagle3Speculator(options, target)
