@@ -245,7 +245,9 @@ class BrokenDrafterSpeculator(ToySpeculator):
 def with_drafter(drafter_class: type[ToyDrafter]) -> type[ToySpeculator]:
     """Return a toy speculator that serves with a broken drafter."""
     return type(
-        drafter_class.__name__, (BrokenDrafterSpeculator,), {"drafter_class": drafter_class}
+        drafter_class.__name__,
+        (BrokenDrafterSpeculator,),
+        {"drafter_class": drafter_class, "__doc__": drafter_class.__doc__},
     )
 
 

@@ -10,7 +10,7 @@ from aurora_core.testing.suite_run import TestResult, run_suites
 from aurora_core.testing.suites import SpeculatorSuite
 from aurora_core.testing.toy_speculator import ToyOptions, ToySpeculator
 from tests.conformance import broken_speculators as broken
-from tests.conformance.toy_trees import LeakingTreeToy
+from tests.conformance.toy_trees import LeakingTreeToy, PaddedTreeToy, TreeToy
 
 MUTANTS: dict[type[ToySpeculator], set[str]] = {
     broken.PromptIsLearned: {"test_a_batch_that_supervises_nothing_is_zero"},
@@ -44,7 +44,8 @@ MUTANTS: dict[type[ToySpeculator], set[str]] = {
     broken.InfiniteWeightsAreTaken: {"test_a_tensor_that_is_not_finite_is_refused"},
     broken.VocabularyMapIsSwapped: {"test_what_is_loaded_is_what_was_saved"},
     broken.ReplayIsOptimistic: {"test_the_served_drafter_is_right_where_replay_says_so"},
-    LeakingTreeToy: {"test_a_path_scores_the_same_whatever_grows_beside_it"},
+    LeakingTreeToy: {"test_the_served_drafter_is_right_where_replay_says_so"},
+    PaddedTreeToy: {"test_a_path_scores_the_same_whatever_grows_beside_it"},
     **{
         broken.with_drafter(drafter): tests
         for drafter, tests in {
@@ -70,6 +71,16 @@ MUTANTS: dict[type[ToySpeculator], set[str]] = {
     },
 }
 """Bug -> tests that must fail for it."""
+
+
+TREE_TESTS = {
+    "test_proposals_are_well_formed",
+    "test_depth_and_nodes_stay_within_their_limits",
+    "test_some_node_has_two_children",
+    "test_a_path_scores_the_same_whatever_grows_beside_it",
+    "test_the_served_drafter_is_right_where_replay_says_so",
+    "test_branches_do_not_see_each_other_in_training",
+}
 
 
 def suite_for(speculator_class: type[ToySpeculator]) -> type:
@@ -103,6 +114,14 @@ def test_the_bug_is_caught(results: list[TestResult], mutant: type[ToySpeculator
     assert by_test.keys() == MUTANTS[mutant]
     missed = {test for test, outcomes in by_test.items() if "failed" not in outcomes}
     assert not missed, mutant.__doc__
+
+
+def test_a_sound_toy_that_drafts_trees_passes() -> None:
+    results = run_suites(
+        {"TestTrees": suite_for(TreeToy)}, select=lambda suite, test: test in TREE_TESTS
+    )
+    assert {result.test for result in results} == TREE_TESTS
+    assert [result for result in results if result.outcome != "passed"] == []
 
 
 def test_there_are_enough_of_them() -> None:

@@ -30,6 +30,7 @@ class TreeToyDrafter(ToyDrafter):
         if state is None:
             return Proposal(token_ids=[], parents=[], log_probs=[])
         level = [(-1, request.token_ids[-1:], state)]
+        self._budget = request.max_nodes
         for _ in range(request.num_speculative_tokens):
             below: list[tuple[int, Tensor, Tensor]] = []
             for parent, token, state_before in level:
@@ -51,10 +52,17 @@ class TreeToyDrafter(ToyDrafter):
 
 
 class LeakingTreeDrafter(TreeToyDrafter):
-    """A node sees what its level computed, as under a mask that is causal but knows no branches."""
+    """A node sees its siblings, as under a mask that is causal but knows no branches."""
 
     def _mixed(self, state: Tensor, level: list[tuple[int, Tensor, Tensor]]) -> Tensor:
-        return torch.stack([other for _, _, other in level]).mean(0) + 0.5 * len(level)
+        return torch.stack([other + token for _, token, other in level]).mean(0)
+
+
+class PaddedTreeDrafter(TreeToyDrafter):
+    """Every node sees the empty slots that the budget would still allow."""
+
+    def _mixed(self, state: Tensor, level: list[tuple[int, Tensor, Tensor]]) -> Tensor:
+        return state + 0.02 * self._budget
 
 
 class TreeToy(BrokenDrafterSpeculator):
@@ -68,3 +76,9 @@ class LeakingTreeToy(TreeToy):
     """Drafts with a leaking mask."""
 
     drafter_class = LeakingTreeDrafter
+
+
+class PaddedTreeToy(TreeToy):
+    """Drafts with a mask that leaves empty slots in."""
+
+    drafter_class = PaddedTreeDrafter

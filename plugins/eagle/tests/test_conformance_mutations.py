@@ -1,4 +1,4 @@
-"""The suite notices drafts at wrong rotary positions, which no loss and no checkpoint would show."""
+"""The suite notices drafts at wrong rotary positions, which no loss and no checkpoint shows."""
 
 from __future__ import annotations
 
