@@ -58,6 +58,7 @@ PACKAGES = {
     "core": ROOT / "aurora_core",
     "eagle": ROOT / "plugins" / "eagle" / "aurora_eagle",
     "backend_torch": ROOT / "plugins" / "backend_torch" / "aurora_backend_torch",
+    "ngram": ROOT / "plugins" / "ngram" / "aurora_ngram",
 }
 
 
