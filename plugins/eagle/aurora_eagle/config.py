@@ -30,7 +30,7 @@ class Eagle3Options(Options):
     depth_weights: Literal["power", "reach"] = "power"
     """What a draft position weighs: `power` takes `step_decay` to the power of its number, `reach`
     how often the drafter gets there at all, measured on the batch."""
-    objective: Literal["kl", "lk_hybrid", "discard", "branches", "unlikelihood"] = "kl"
+    objective: Literal["kl", "lk_hybrid", "discard", "branches", "unlikelihood"] = "branches"
     """What is learned from. `kl`: forward KL to the target at committed positions. `lk_hybrid`: the
     same, going over to the acceptance rate itself as the two distributions come close. `discard`:
     `kl`, and beside it the mean over rejected draft nodes. `branches`: KL at committed and rejected
