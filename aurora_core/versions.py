@@ -43,7 +43,7 @@ class VersionStore:
 
     def next_version(self) -> int:
         """Return the number of the next version: numbers of broken ones are not used again."""
-        return max(self._numbers(), default=0) + 1
+        return max(self.numbers(), default=0) + 1
 
     def stage(
         self,
@@ -114,7 +114,7 @@ class VersionStore:
             if not path.is_dir():
                 raise CheckpointError(
                     f"version {version} is not in {str(self.path)!r}; it holds "
-                    f"{', '.join(map(str, self._numbers())) or 'none'}"
+                    f"{', '.join(map(str, self.numbers())) or 'none'}"
                 ) from error
             raise CheckpointError(
                 f"version {version} in {str(path)!r} is broken: {_RECORD} cannot be read: "
@@ -153,7 +153,7 @@ class VersionStore:
     def list(self) -> tuple[DraftVersion, ...]:
         """Return all versions whose record can be read, oldest first; logs the others."""
         records = []
-        for version in self._numbers():
+        for version in self.numbers():
             try:
                 records.append(self.read(version))
             except CheckpointError as error:
@@ -175,7 +175,7 @@ class VersionStore:
                 together take more; None deletes all of them.
         """
         self._clear_leftovers("deleted")
-        numbers = self._numbers()
+        numbers = self.numbers()
         used = {state.champion, state.previous, state.challenger}
         candidates = [number for number in numbers[: -max(keep_last, 1)] if number not in used]
         sizes = {number: _folder_bytes(self.directory(number)) for number in numbers}
@@ -194,7 +194,8 @@ class VersionStore:
             raise CheckpointError(f"version {version} is not a version number")
         return self.path / f"v{version:06d}"
 
-    def _numbers(self) -> tuple[int, ...]:
+    def numbers(self) -> tuple[int, ...]:
+        """Return the numbers of all versions, oldest first; their records are not looked at."""
         try:
             matches = [_NAME.fullmatch(name) for name in os.listdir(self.path)]
         except FileNotFoundError:
@@ -235,6 +236,10 @@ class RunState:
     """Version that was live before; where a roll back goes."""
     challenger: int | None = None
     """Newest published version that has not been judged to its end."""
+    pinned: bool = False
+    """Whether a person chose the champion, or none: no verdict replaces it."""
+    switched_off: bool = False
+    """Whether there is no champion because nothing beat decoding without speculation."""
 
 
 def read_run_state(path: Path) -> RunState:

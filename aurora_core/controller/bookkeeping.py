@@ -56,6 +56,9 @@ class Bookkeeping:
         live: DraftVersion | None,
         previous: DraftVersion | None,
         challenger: DraftVersion | None,
+        *,
+        pinned: bool = False,
+        switched_off: bool = False,
     ) -> None:
         """Write down which versions are in use; never raises because of the disk.
 
@@ -63,6 +66,8 @@ class Bookkeeping:
             live: serves now, None without a drafter.
             previous: where a roll back goes.
             challenger: waits to be judged.
+            pinned: a person chose what is live.
+            switched_off: a verdict switched speculation off.
         """
         if self._registry is not None and (live, previous) != self._aliases:
             self._aliases = (live, previous)
@@ -70,7 +75,13 @@ class Bookkeeping:
         champion, earlier, waiting = (
             None if draft is None else draft.version for draft in (live, previous, challenger)
         )
-        self._unwritten = RunState(champion=champion, previous=earlier, challenger=waiting)
+        self._unwritten = RunState(
+            champion=champion,
+            previous=earlier,
+            challenger=waiting,
+            pinned=pinned,
+            switched_off=switched_off,
+        )
         await self._write()
 
     async def retry(self) -> None:

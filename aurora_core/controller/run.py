@@ -133,7 +133,9 @@ class Run:
         live_version = build.number_of(lineage.live)
         self.history = History(live_version, lineage.newest_version)
         self.traces = TraceCounts(parts.sink)
-        self.evidence = LiveTraffic(started=self.started)
+        self.evidence = LiveTraffic(
+            started=self.started, drift_threshold=parts.config.guard.drift_threshold
+        )
         self.requests_file = RecordFile(directory.requests, console.note)
         self.verdicts_file = RecordFile(directory.verdicts, console.note)
         self.requests_log = RequestsLog(
@@ -153,6 +155,11 @@ class Run:
             note=console.note,
             notify=parts.plugins.notify,
             on_change=self._on_change,
+            guard=parts.config.guard,
+            stored=directory.store.numbers,
+            on_drift=self._on_drift,
+            pinned=lineage.pinned,
+            switched_off=lineage.switched_off,
         )
         self.learner = prepare_learner(
             parts, directory, lineage, self.swapping, console, module=learner_module
@@ -264,6 +271,8 @@ class Run:
                 self.console.phase("stopping the learner")
             await self.learner.stop()
         await self._swapping_task.end()
+        if self.outcome.served:
+            await self.swapping.trials.stop()
 
     async def _wind_down(self) -> None:
         """End everything that may be running, whatever state it is in."""
@@ -296,6 +305,17 @@ class Run:
     async def _on_change(self) -> None:
         """Remember which versions are in use, and tell the learner."""
         swapping = self.swapping
-        await self.bookkeeping.remember(swapping.live, swapping.previous, swapping.challenger)
+        await self.bookkeeping.remember(
+            swapping.live,
+            swapping.previous,
+            swapping.trials.draft or swapping.challenger,
+            pinned=swapping.pinned,
+            switched_off=swapping.is_switched_off,
+        )
         if self.learner is not None:
             await self.learner.tell_live(swapping.live.version if swapping.live else None)
+
+    async def _on_drift(self) -> None:
+        """Have the learner leave the past alone for a while."""
+        if self.learner is not None:
+            await self.learner.ask_for_fresh(self.parts.config.guard.fresh_s)

@@ -7,9 +7,10 @@
                                                                            ^
     engine status, once a second -> reconcile(): another drafter serves ---+
 
-One version is judged at a time, always the newest one. What is decided is appended to
-`verdicts.jsonl` with all its evidence, so that a policy can be replayed on it. The engine has the
-last word on what serves: it may let go of a drafter that fails.
+One version is judged at a time, the one on trial before the newest one. What is decided is
+appended to `verdicts.jsonl` with all its evidence, so that a policy can be replayed on it. The
+engine has the last word on what serves: it may let go of a drafter that fails. A person has the
+last word on what should: what they make live stays until they let go.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from typing import Any
 
 import anyio
 
+from aurora_core.config import GuardSection
 from aurora_core.controller.evidence import LiveTraffic
 from aurora_core.controller.record_file import RecordFile
 from aurora_core.controller.swap_gaps import SwapGaps
+from aurora_core.controller.trials import Trials
 from aurora_core.errors import BackendError, CheckpointError
 from aurora_core.interfaces import Backend, SwapPolicy
 from aurora_core.records import (
@@ -32,11 +35,16 @@ from aurora_core.records import (
     DraftVersion,
     Evidence,
     SwapReceipt,
+    SwitchedOff,
     Verdict,
 )
 from aurora_core.wire import from_dict, to_dict
 
 log = logging.getLogger(__name__)
+
+
+async def _nothing() -> None:
+    """Be told, and do nothing."""
 
 
 class Swapping:
@@ -55,6 +63,11 @@ class Swapping:
         note: Callable[[str], None],
         notify: Callable[..., None],
         on_change: Callable[[], Awaitable[None]],
+        guard: GuardSection | None = None,
+        stored: Callable[[], tuple[int, ...]] = tuple,
+        on_drift: Callable[[], Awaitable[None]] = _nothing,
+        pinned: bool = False,
+        switched_off: bool = False,
         review_s: float = 5.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -70,6 +83,11 @@ class Swapping:
             note: tells a person in a sentence what nobody decided.
             notify: calls a notification hook by name.
             on_change: awaited whenever `live`, `previous` or `challenger` changed.
+            guard: how long a version is on probation, and the share without speculation.
+            stored: returns the versions on disk.
+            on_drift: awaited when the acceptance of a tenant's requests is found to fall.
+            pinned: a person chose what is live, in an earlier run.
+            switched_off: speculation was switched off by a verdict, in an earlier run.
             review_s: a candidate that was held is judged again after so many seconds.
             clock: Unix seconds.
         """
@@ -84,6 +102,14 @@ class Swapping:
         self._verdicts, self._find = verdicts, find
         self._note, self._notify, self._on_change = note, notify, on_change
         self._review_s, self._clock = review_s, clock
+        self._guard, self._stored = guard or GuardSection(), stored
+        self._on_drift, self._drifting = on_drift, frozenset[str]()
+        self.pinned = pinned
+        """Whether a person chose what is live."""
+        self._off_since = clock() if switched_off else None
+        self._num_off = int(switched_off)
+        traffic.serve_first(live)
+        self.trials = Trials(backend, traffic, plain_share=self._guard.plain_share, clock=clock)
         self._last_action: tuple[int, str] | None = None
         self._published = anyio.Event()
         self._changing = anyio.Lock()
@@ -103,10 +129,81 @@ class Swapping:
                 self._published = anyio.Event()
                 await self._on_change()
             async with self._changing:
-                if self.challenger is not None:
-                    await self._judge(self.challenger)
-                if self.live is not None:
-                    await self._judge(self.live)
+                await self.review()
+
+    async def review(self) -> None:
+        """Judge what waits or is on trial, then what is live."""
+        candidate = self.trials.draft or self.challenger
+        if candidate is None and self.is_switched_off:
+            candidate = self.previous
+        if candidate is not None:
+            await self._judge(candidate)
+        if self.live is not None:
+            await self._judge(self.live)
+        await self._notice_drift()
+        await self.trials.update(live=self.live)
+
+    @property
+    def is_switched_off(self) -> bool:
+        """Whether a verdict switched speculation off, and nothing has switched it on since."""
+        return self.live is None and self._off_since is not None
+
+    async def choose(self, version: int | None, *, reason: str) -> SwapReceipt:
+        """Make a version live because a person says so; it stays until `let_go`.
+
+        Args:
+            version: None switches speculation off.
+            reason: is written down.
+
+        Raises:
+            CheckpointError: there is no such version, or it cannot be read.
+            BackendError: the engine refuses; the previous drafter serves.
+        """
+        with anyio.CancelScope(shield=True):
+            async with self._changing:
+                draft = None if version is None else self._find(version)
+                with self.gaps.window():
+                    receipt = await self._backend.swap(draft)
+                self.pinned, self._off_since = True, None
+                if self.challenger is not None and self.challenger.version == version:
+                    self.challenger = None
+                previous = self.live if self.live is not None else self.previous
+                if previous is not None and draft is not None and previous.version == version:
+                    previous = self.previous
+                self._note(reason)
+                await self._take_over(
+                    draft, receipt, previous=previous, kind="operator", reason=reason
+                )
+                return receipt
+
+    async def let_go(self, *, reason: str) -> None:
+        """Let the swap policy decide again."""
+        async with self._changing:
+            self.pinned = False
+            self._note(reason)
+            self._verdicts.append(
+                {"kind": "operator", "time": self._clock(), "version": None, "reason": reason}
+            )
+            await self._on_change()
+
+    async def _notice_drift(self) -> None:
+        """Ask for fresh data when the acceptance of a tenant's requests begins to fall."""
+        alarms = [one for one in self._traffic.drift() if one.is_alarm]
+        new = [one for one in alarms if one.tenant not in self._drifting]
+        self._drifting = frozenset(one.tenant for one in alarms)
+        for drift in new:
+            tenant = f"tenant {drift.tenant!r}" if drift.tenant else "the traffic"
+            self._note(f"acceptance falls for {tenant}: the learner is asked for fresh data")
+            self._verdicts.append(
+                {
+                    "kind": "drift",
+                    "time": self._clock(),
+                    "version": self.live.version if self.live else NO_DRAFTER,
+                    "drift": to_dict(drift),
+                }
+            )
+        if new:
+            await self._on_drift()
 
     async def reconcile(self, status: BackendStatus) -> None:
         """Believe the engine when it serves another drafter than this run thought.
@@ -177,12 +274,19 @@ class Swapping:
     async def _judge(self, candidate: DraftVersion) -> None:
         """Ask the policy and do what it says. A live candidate is reviewed, not promoted again."""
         evidence = self._traffic.evidence(
-            candidate, live=self.live, previous=self.previous, now=self._clock()
+            candidate,
+            live=self.live,
+            previous=self.previous,
+            now=self._clock(),
+            stored=self._stored(),
+            can_route=self.trials.can_route,
+            pinned=self.pinned,
+            switched_off=self._switched_off(),
         )
         verdict = self._decide(evidence)
         under_review = self.live is not None and candidate.version == self.live.version
         changes_nothing = verdict.action in ("hold", "shadow", "canary") or (
-            under_review and verdict.action == "promote"
+            under_review and verdict.action in ("promote", "drop")
         )
         if changes_nothing and (
             under_review or self._last_action == (candidate.version, verdict.action)
@@ -193,13 +297,64 @@ class Swapping:
         # A run that ends in the middle must not leave an engine that swapped and a state file
         # that does not know.
         with anyio.CancelScope(shield=True):
-            match verdict.action:
-                case "promote":
-                    await self._swap(candidate, evidence, previous=self.live)
-                case "roll_back":
-                    await self._swap(self.previous, evidence, previous=None)
-                case "disable_speculation":
-                    await self._swap(None, evidence, previous=self.live)
+            await self._act(verdict, evidence)
+
+    async def _act(self, verdict: Verdict, evidence: Evidence) -> None:
+        candidate = evidence.candidate
+        match verdict.action:
+            case "promote":
+                # What was switched off is where a roll back goes still.
+                previous = self.live or self.previous
+                if previous is not None and previous.version == candidate.version:
+                    previous = None
+                await self._swap(candidate, evidence, previous=previous)
+            case "roll_back":
+                await self._roll_back(verdict, evidence)
+            case "disable_speculation" if self.live is not None:
+                lasted = evidence.num_requests_since_swap > self._guard.probation_requests
+                num_off = 1 if lasted else self._num_off + 1
+                self._off_since, self._num_off = self._clock(), num_off
+                await self._swap(None, evidence, previous=self.live)
+                if self.live is not None:  # the engine refused
+                    self._off_since = None
+            case "canary":
+                await self._begin_trial(verdict, evidence)
+            case "drop":
+                await self._drop(candidate)
+
+    async def _roll_back(self, verdict: Verdict, evidence: Evidence) -> None:
+        draft = self.previous
+        if verdict.version is not None:
+            try:
+                draft = self._find(verdict.version)
+            except CheckpointError as error:
+                self._fail(evidence, error)
+                return
+        await self._swap(draft, evidence, previous=None)
+
+    async def _begin_trial(self, verdict: Verdict, evidence: Evidence) -> None:
+        if self.trials.draft is evidence.candidate or not self.trials.can_route:
+            return
+        try:
+            await self.trials.begin(evidence.candidate, verdict.share, live=self.live)
+        except (BackendError, CheckpointError) as error:
+            self._fail(evidence, error, tried="the trial")
+            await self._drop(evidence.candidate)
+
+    async def _drop(self, candidate: DraftVersion) -> None:
+        """Judge a version no more."""
+        if self.trials.draft is candidate:
+            await self.trials.end(live=self.live)
+        if self.challenger is candidate:
+            self.challenger = None
+        if self.is_switched_off:
+            self._off_since, self._num_off = self._clock(), self._num_off + 1
+        await self._on_change()
+
+    def _switched_off(self) -> SwitchedOff | None:
+        if self._off_since is None or self.live is not None:
+            return None
+        return SwitchedOff(seconds=self._clock() - self._off_since, num_times=self._num_off)
 
     def _decide(self, evidence: Evidence) -> Verdict:
         try:
@@ -218,15 +373,18 @@ class Swapping:
             with self.gaps.window():
                 receipt = await self._backend.swap(draft)
         except (BackendError, CheckpointError) as error:
-            self.num_failed_swaps += 1
-            verdict = Verdict(
-                action="hold",
-                reason=f"the swap failed and {_name(self.live)} goes on serving: {error}",
-            )
-            self._record("swap_failed", evidence.candidate, verdict, evidence)
+            self._fail(evidence, error)
             await self._on_change()
             return
         await self._take_over(draft, receipt, previous=previous, kind="swap")
+
+    def _fail(self, evidence: Evidence, error: Exception, *, tried: str = "the swap") -> None:
+        self.num_failed_swaps += 1
+        verdict = Verdict(
+            action="hold",
+            reason=f"{tried} failed and {_name(self.live)} goes on serving: {error}",
+        )
+        self._record("swap_failed", evidence.candidate, verdict, evidence)
 
     async def _take_over(
         self,
@@ -240,7 +398,13 @@ class Swapping:
         """Take note that `draft` is live, and tell everyone."""
         replaced, self.live, self.previous = self.live, draft, previous
         now = self._clock()
-        self._traffic.swapped(now)
+        self._traffic.swapped(now, receipt)
+        if draft is not None:
+            self._off_since = None
+        on_trial = self.trials.draft
+        await self.trials.end(live=draft)
+        if on_trial is not None and draft != on_trial and self.challenger is None:
+            self.challenger = on_trial  # what it was compared with is gone: its trial begins anew
         line = {"kind": kind, "time": now, "version": receipt.version, "receipt": to_dict(receipt)}
         self._verdicts.append({**line, **facts})
         await self._on_change()

@@ -111,7 +111,10 @@ class TraceStream:
     def _take(self, reader: TraceReader) -> list[_Message]:
         """Return one batch for each rank, or nothing if there are not enough traces."""
         num_traces = self.options.batch_traces * self.num_ranks
-        sample = reader.sample(num_traces, fresh=self.options.fresh_traces * self.num_ranks)
+        fresh = (
+            num_traces if self.control.wants_fresh else self.options.fresh_traces * self.num_ranks
+        )
+        sample = reader.sample(num_traces, fresh=fresh)
         chosen = [trace for trace in sample if self._may_train(trace.trace_id)]
         # Then only an arrival changes something: until one comes, the sink is left alone.
         self._is_exhausted = not chosen and self._replays_left == 0

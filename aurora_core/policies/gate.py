@@ -1,4 +1,4 @@
-"""The built-in swap policies. Pure: evidence in, verdict out; no torch."""
+"""The default judge: a version must be better on held-out traces, by enough to pay its swap."""
 
 from __future__ import annotations
 
@@ -9,68 +9,9 @@ import numpy as np
 from pydantic import ConfigDict, Field
 
 from aurora_core.acceptance import acceptance_length
+from aurora_core.confidence import resample
 from aurora_core.interfaces import Options, SwapPolicy
-from aurora_core.records import DraftVersion, Evidence, Holdout, Verdict
-
-
-class AlwaysSwap(SwapPolicy):
-    """Promotes every complete version at once: for experiments, and to test swapping itself."""
-
-    def decide(self, evidence: Evidence) -> Verdict:
-        """Promote."""
-        version = evidence.candidate.version
-        return Verdict(action="promote", reason=f"version {version} is complete")
-
-
-class IntervalOptions(Options):
-    """How long a version serves at least."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    min_requests: int = Field(0, ge=0)
-    """Finished requests since the last swap."""
-    min_seconds: float = Field(120.0, ge=0)
-    """Seconds since the last swap."""
-
-
-class IntervalSwap(SwapPolicy):
-    """Promotes the newest version, but at most one per interval; a first version goes live."""
-
-    Config = IntervalOptions
-
-    def __init__(self, options: IntervalOptions) -> None:
-        super().__init__(options)
-        self.options: IntervalOptions = options
-
-    def decide(self, evidence: Evidence) -> Verdict:
-        """Promote if the live version has served long enough, or if none is live."""
-        version, options = evidence.candidate.version, self.options
-        num_requests, seconds = evidence.num_requests_since_swap, evidence.seconds_since_swap
-        numbers = {"requests_since_swap": float(num_requests), "seconds_since_swap": seconds}
-        if evidence.live is None:
-            return Verdict(
-                action="promote",
-                reason=f"version {version} is complete and no drafter is live",
-                numbers=numbers,
-            )
-        served = f"version {evidence.live.version} has served {num_requests} requests"
-        if num_requests < options.min_requests:
-            return Verdict(
-                action="hold",
-                reason=f"{served} of at least {options.min_requests}",
-                numbers=numbers,
-            )
-        if seconds < options.min_seconds:
-            return Verdict(
-                action="hold",
-                reason=f"{served} for {seconds:.0f} of at least {options.min_seconds:.0f} s",
-                numbers=numbers,
-            )
-        return Verdict(
-            action="promote",
-            reason=f"version {version} is complete and {served} for {seconds:.0f} s",
-            numbers=numbers,
-        )
+from aurora_core.records import NO_DRAFTER, DraftVersion, Evidence, Holdout, SwapCost, Verdict
 
 
 class HoldoutOptions(Options):
@@ -85,7 +26,12 @@ class HoldoutOptions(Options):
     min_traces: int = Field(4, ge=1)
     """Held-out traces without which nothing is decided."""
     min_acceptance_length: float = Field(1.25, ge=1)
-    """What a version needs when no drafter is live: below it, drafting costs more than it saves."""
+    """What a version needs when no drafter is live: below it, drafting costs more than it saves.
+    A break-even that was measured on this machine counts instead where it is higher."""
+    horizon_s: float = Field(300.0, gt=0)
+    """Seconds over which a gain in speed must pay for the swap."""
+    load_slowdown: float = Field(0.5, ge=0, le=1)
+    """Share of its speed that the engine is taken to lose while it loads a version."""
     num_resamples: int = Field(2000, ge=100, le=100_000)
     """Bootstrap resamples of the traces."""
     seed: int = Field(0, ge=0)
@@ -96,8 +42,10 @@ class HoldoutGate(SwapPolicy):
     """Promotes a version whose held-out acceptance length is surely better than the live one's.
 
     Both drafters were replayed on the same traces, so the gain is bootstrapped over pairs: traces
-    that are easy or hard for both do not blur it. Without a live drafter, a version must reach
-    the acceptance length from which drafting pays at all.
+    that are easy or hard for both do not blur it. Versions of one lineage cost the same per step,
+    so a ratio of acceptance lengths is a ratio of output tokens per second: its lower bound must
+    save more seconds over the horizon than the swap costs. Without a live drafter, a version must
+    reach the acceptance length from which drafting pays at all.
     """
 
     Config = HoldoutOptions
@@ -110,15 +58,13 @@ class HoldoutGate(SwapPolicy):
         """Promote or hold; the verdict's numbers are in acceptance length."""
         candidate, live = evidence.candidate, evidence.live
         version = f"version {candidate.version}"
-        unfit = sorted(
-            name for name, value in candidate.metrics.items() if not math.isfinite(value)
-        )
-        if unfit:
-            return _hold(f"{version} has a {unfit[0]!r} of {candidate.metrics[unfit[0]]}")
+        problem = unfit(candidate)
+        if problem is not None:
+            return _hold(problem)
         holdout = candidate.holdout
         if holdout is None:
             return _hold(f"{version} was not scored: there were no held-out traces yet")
-        problem = _problem(holdout, live)
+        problem = cannot_compare(holdout, live)
         if problem is not None:
             return _hold(f"{version} cannot be judged: {problem}")
         anchors = np.array(holdout.num_anchors, dtype=np.int64)
@@ -132,13 +78,15 @@ class HoldoutGate(SwapPolicy):
             )
         accepted = _sums(holdout.candidate_accepted)[scored]
         if live is None:
-            return self._judge_first(version, accepted, anchors)
+            return self._judge_first(version, accepted, anchors, measured=break_even(evidence))
         live_accepted = _sums(holdout.live_accepted)[scored]
-        return self._judge_gain(candidate, live, accepted, live_accepted, anchors)
+        return self._judge_gain(evidence, live, accepted, live_accepted, anchors)
 
-    def _judge_first(self, version: str, accepted: np.ndarray, anchors: np.ndarray) -> Verdict:
+    def _judge_first(
+        self, version: str, accepted: np.ndarray, anchors: np.ndarray, *, measured: float | None
+    ) -> Verdict:
         length = acceptance_length(int(accepted.sum()), int(anchors.sum()))
-        needed = self.options.min_acceptance_length
+        needed = max(self.options.min_acceptance_length, measured or 1.0)
         enough = length >= needed
         return Verdict(
             action="promote" if enough else "hold",
@@ -156,13 +104,13 @@ class HoldoutGate(SwapPolicy):
 
     def _judge_gain(
         self,
-        candidate: DraftVersion,
+        evidence: Evidence,
         live: DraftVersion,
         accepted: np.ndarray,
         live_accepted: np.ndarray,
         anchors: np.ndarray,
     ) -> Verdict:
-        options = self.options
+        options, candidate = self.options, evidence.candidate
         length = acceptance_length(int(accepted.sum()), int(anchors.sum()))
         live_length = acceptance_length(int(live_accepted.sum()), int(anchors.sum()))
         lower = gain_lower_bound(
@@ -172,25 +120,75 @@ class HoldoutGate(SwapPolicy):
             num_resamples=options.num_resamples,
             seed=options.seed,
         )
-        enough = lower > options.min_gain
-        return Verdict(
-            action="promote" if enough else "hold",
-            reason=(
-                f"version {candidate.version} has acceptance length {length:.2f} on "
-                f"{len(anchors)} held-out traces against {live_length:.2f} of version "
-                f"{live.version}: the gain is at least {lower:+.3f} with {options.confidence:.0%} "
-                f"confidence, {'above' if enough else 'not above'} {options.min_gain:g}"
-            ),
-            numbers={
-                "candidate_acceptance_length": length,
-                "live_acceptance_length": live_length,
-                "gain": length - live_length,
-                "gain_lower_bound": lower,
-                "min_gain": options.min_gain,
-                "num_traces": float(len(anchors)),
-                "num_anchors": float(anchors.sum()),
-            },
+        speed = 1 + lower / live_length
+        saved_s = options.horizon_s * (1 - 1 / speed) if speed > 0 else -options.horizon_s
+        cost_s = swap_seconds(evidence.swap_cost, load_slowdown=options.load_slowdown)
+        enough, pays = lower > options.min_gain, saved_s > cost_s
+        reason = (
+            f"version {candidate.version} has acceptance length {length:.2f} on "
+            f"{len(anchors)} held-out traces against {live_length:.2f} of version "
+            f"{live.version}: the gain is at least {lower:+.3f} with {options.confidence:.0%} "
+            f"confidence, {'above' if enough else 'not above'} {options.min_gain:g}"
         )
+        if enough:
+            reason += (
+                f"; in {options.horizon_s:.0f} s that saves {saved_s:.2f} s of decoding, "
+                f"{'and' if pays else 'but'} a swap costs {cost_s:.2f} s"
+            )
+        numbers = {
+            "candidate_acceptance_length": length,
+            "live_acceptance_length": live_length,
+            "gain": length - live_length,
+            "gain_lower_bound": lower,
+            "min_gain": options.min_gain,
+            "saved_s": saved_s,
+            "swap_cost_s": cost_s,
+            "num_traces": float(len(anchors)),
+            "num_anchors": float(anchors.sum()),
+        }
+        served = evidence.since_swap
+        if served is not None and served.otps:
+            numbers["otps_gain_lower_bound"] = served.otps * (speed - 1)
+        return Verdict(
+            action="promote" if enough and pays else "hold", reason=reason, numbers=numbers
+        )
+
+
+def swap_seconds(cost: SwapCost | None, *, load_slowdown: float) -> float:
+    """Return the seconds of decoding that a swap is worth; 0.0 before any was measured."""
+    return 0.0 if cost is None else cost.stall_s + load_slowdown * cost.load_s
+
+
+def break_even(evidence: Evidence) -> float | None:
+    """Return the acceptance length from which drafting pays, None before it was measured.
+
+    It is how many times longer a step with drafts takes than one without, at the batch sizes that
+    were served both ways.
+    """
+    plain = {
+        one.batch_size: one.step_s
+        for stats in evidence.serving
+        if stats.version == NO_DRAFTER
+        for one in stats.by_batch_size
+        if one.step_s > 0
+    }
+    ratios = [
+        (one.step_s / plain[one.batch_size], one.length.count)
+        for stats in evidence.serving
+        if stats.version != NO_DRAFTER
+        for one in stats.by_batch_size
+        if one.step_s > 0 and one.batch_size in plain
+    ]
+    total = sum(count for _, count in ratios)
+    return sum(ratio * count for ratio, count in ratios) / total if total else None
+
+
+def unfit(candidate: DraftVersion) -> str | None:
+    """Return why no version with such metrics may serve, None if they are finite numbers."""
+    names = sorted(name for name, value in candidate.metrics.items() if not math.isfinite(value))
+    if not names:
+        return None
+    return f"version {candidate.version} has a {names[0]!r} of {candidate.metrics[names[0]]}"
 
 
 def gain_lower_bound(
@@ -205,16 +203,12 @@ def gain_lower_bound(
         num_resamples: resamples of the traces, with replacement.
         seed: equal seeds give equal bounds.
     """
-    # Resampling n traces is drawing how often each one occurs.
-    num_traces = len(anchors)
-    occurs = np.random.default_rng(seed).multinomial(
-        num_traces, np.full(num_traces, 1 / num_traces), size=num_resamples
-    )
+    occurs = resample(len(anchors), num_resamples=num_resamples, seed=seed)
     gains = (occurs @ gained) / (occurs @ anchors)
     return float(np.quantile(gains, 1 - confidence))
 
 
-def _problem(holdout: Holdout, live: DraftVersion | None) -> str | None:
+def cannot_compare(holdout: Holdout, live: DraftVersion | None) -> str | None:
     """Return why a replay does not compare the candidate with what is live now, or None."""
     num_traces = len(holdout.num_anchors)
     live_version = live.version if live is not None else None
