@@ -75,7 +75,7 @@ def resample(num_items: int, *, num_resamples: int, seed: int) -> np.ndarray:
 
 def sample_of(values: Sequence[float]) -> Sample:
     """Return the mean and the unbiased variance of some values."""
-    if not values:
+    if not len(values):  # an array has no truth value
         return Sample()
     array = np.asarray(values, dtype=np.float64)
     variance = float(array.var(ddof=1)) if len(values) > 1 else 0.0

@@ -167,14 +167,14 @@ class Swapping:
                 self.pinned, self._off_since = True, None
                 if self.challenger is not None and self.challenger.version == version:
                     self.challenger = None
-                previous = self.live if self.live is not None else self.previous
-                if previous is not None and draft is not None and previous.version == version:
-                    previous = self.previous
+                previous = self.live or self.previous
+                if previous is not None and previous.version == version:
+                    previous = None
                 self._note(reason)
                 await self._take_over(
                     draft, receipt, previous=previous, kind="operator", reason=reason
                 )
-                return receipt
+        return receipt
 
     async def let_go(self, *, reason: str) -> None:
         """Let the swap policy decide again."""
@@ -303,11 +303,7 @@ class Swapping:
         candidate = evidence.candidate
         match verdict.action:
             case "promote":
-                # What was switched off is where a roll back goes still.
-                previous = self.live or self.previous
-                if previous is not None and previous.version == candidate.version:
-                    previous = None
-                await self._swap(candidate, evidence, previous=previous)
+                await self._swap(candidate, evidence, previous=self.live)
             case "roll_back":
                 await self._roll_back(verdict, evidence)
             case "disable_speculation" if self.live is not None:

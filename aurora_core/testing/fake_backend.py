@@ -43,7 +43,7 @@ from aurora_core.records import (
 from aurora_core.testing.fake_openai import Answer, openai_application
 
 NOISE = b"noise"
-"""Weights that begin so accept nothing, whatever their version number."""
+"""Weights that begin so accept nothing, or the share that follows, whatever their number."""
 
 
 class FakeBackendOptions(Options):
@@ -88,7 +88,7 @@ class FakeBackend(Backend):
         self._plan: ServePlan | None = None
         self._url = ""
         self._live: DraftVersion | None = None
-        self._noise: set[int] = set()
+        self._noise: dict[int, float] = {}
         self.routes: tuple[Route, ...] = ()
         self._requests: list[RequestStats] = []
         self._running = 0
@@ -175,7 +175,7 @@ class FakeBackend(Backend):
                 f"{version.checksum[:12]} but its weights have {found[:12]}"
             )
         if content.startswith(NOISE):
-            self._noise.add(version.version)
+            self._noise[version.version] = float(content.removeprefix(NOISE) or 0)
 
     async def status(self) -> BackendStatus:
         self._check_alive()
@@ -288,7 +288,8 @@ class FakeBackend(Backend):
         assert self._plan is not None
         depth = self._plan.num_speculative_tokens
         rate = min(0.95, max(0.0, self.options.acceptance_per_version * (version + 1)))
-        if version == NO_DRAFTER or version in self._noise:
+        rate = self._noise.get(version, rate)
+        if version == NO_DRAFTER:
             rate = 0.0
         accepted, num_steps, done = [0] * depth, 0, 1  # the first token comes with the prompt
         while done < num_tokens:
