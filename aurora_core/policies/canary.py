@@ -77,6 +77,13 @@ class CanarySwap(SwapPolicy):
             "live_requests": float(trial.live.num_requests),
             "min_gain": options.min_gain,
         }
+        if gets_no_requests(trial):
+            return Verdict(
+                action="drop",
+                reason=f"{version} has served none of {trial.live.num_requests} requests on trial: "
+                "the engine let go of it, as it does when a drafter fails",
+                numbers=numbers,
+            )
         measure = "otps" if live is None else options.measure
         found = compare_trial(trial, measure=measure, confidence=options.confidence)
         fewest = min(num_requests, trial.live.num_requests)
@@ -108,6 +115,12 @@ class CanarySwap(SwapPolicy):
             reason += f": not surely better in {options.max_requests} requests"
             return Verdict(action="drop", reason=reason, numbers=numbers)
         return Verdict(action="canary", reason=reason, numbers=numbers, share=options.share)
+
+
+def gets_no_requests(trial: Trial) -> bool:
+    """Return whether chance cannot explain that the version on trial served nothing."""
+    expected = trial.live.num_requests * trial.share / (1 - trial.share)
+    return trial.challenger.num_requests == 0 and expected > 20
 
 
 def compare_trial(trial: Trial, *, measure: str, confidence: float) -> Interval | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from aurora_core.confidence import Interval, match_strata, sequential_ratio
 from aurora_core.config import GuardSection
 from aurora_core.interfaces import Options, SwapPolicy
-from aurora_core.policies.canary import compare_trial
+from aurora_core.policies.canary import compare_trial, gets_no_requests
 from aurora_core.policies.gate import unfit
 from aurora_core.records import NO_DRAFTER, Drift, Evidence, ServingStats, Trial, Verdict
 
@@ -196,6 +196,13 @@ class Guard(SwapPolicy):
         found = compare_trial(trial, measure="otps", confidence=options.confidence)
         num_requests = trial.challenger.num_requests
         numbers = {"trial_requests": float(num_requests)}
+        if gets_no_requests(trial):
+            return Verdict(
+                action="drop",
+                reason=f"version {version} has served no request on trial: the engine let go of "
+                "it, as it does when a drafter fails; speculation stays off",
+                numbers=numbers,
+            )
         if found is None or num_requests < options.min_requests:
             return Verdict(
                 action="canary",
