@@ -40,6 +40,7 @@ from aurora_core.controller.evidence import LiveTraffic
 from aurora_core.controller.final_measurement import FinalMeasurement
 from aurora_core.controller.learning import prepare_learner
 from aurora_core.controller.observers import make_tracking, registered
+from aurora_core.controller.operator import Operator
 from aurora_core.controller.outcome import (
     INTERRUPTED,
     EngineDied,
@@ -161,6 +162,9 @@ class Run:
             pinned=lineage.pinned,
             switched_off=lineage.switched_off,
         )
+        self.operator = Operator(
+            self.swapping, directory.store, is_ending=lambda: self.outcome.is_ending
+        )
         self.learner = prepare_learner(
             parts, directory, lineage, self.swapping, console, module=learner_module
         )
@@ -208,6 +212,7 @@ class Run:
                     await self._start_engine()
                     self._polling_task.start(tasks, self._poll)
                     self._swapping_task.start(tasks, self.swapping.run)
+                    tasks.start_soon(self.operator.run, self.directory.path)
                     if self.learner is not None:
                         tasks.start_soon(self.learner.run)
                     try:
@@ -266,6 +271,7 @@ class Run:
 
     async def _stop_learning(self) -> None:
         """Leave the machine to the engine; versions that still come are not judged any more."""
+        self.outcome.is_ending = True
         if self.learner is not None:
             if self.learner.pid is not None:
                 self.console.phase("stopping the learner")

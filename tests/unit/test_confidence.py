@@ -1,4 +1,4 @@
-"""Intervals: that they cover, that looking often is honest, and that equal input gives equal output."""
+"""Intervals: that they cover, and that looking often is honest."""
 
 from __future__ import annotations
 

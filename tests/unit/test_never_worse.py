@@ -1,4 +1,4 @@
-"""Bad drafters, drifting traffic and a person's will, against the fake engine without its HTTP side.
+"""Bad drafters, drifting traffic and a person's will, on the fake engine without HTTP.
 
 Time stands still unless a test moves it: every request is answered by the fake engine's own
 simulation, and the versions are judged after each batch of them, as once every few seconds.
