@@ -36,9 +36,17 @@ class Eagle3Options(Options):
     max_trace_tokens: int = Field(2048, ge=16)
     """Longer traces are trained on their last positions only."""
     min_confidence: float = Field(0.3, ge=0, lt=1)
-    """A chain is not extended beyond a token where the probability of the whole chain, as the
-    drafter sees it, has fallen below this; 0 always drafts to full depth. Worth about the cost of
-    drafting and verifying one more token, in tokens."""
+    """A chain, or a path of a tree, is not extended beyond a token where the probability of all of
+    it, as the drafter sees it, has fallen below this; 0 always drafts to full depth. Worth about
+    the cost of drafting and verifying one more token, in tokens."""
+    tree_width: int = Field(1, ge=1, le=16)
+    """Tokens by which a node is extended, and nodes that are extended at each depth: the drafts
+    of a step form a tree that grows where the drafter is sure. 1 drafts chains."""
+    tree_nodes: int = Field(16, ge=1, le=256)
+    """Nodes of a tree at most, over all its branches: the best by path probability."""
+    min_node_confidence: float = Field(0.05, ge=0, lt=1)
+    """A node of a tree is not proposed if its path's probability, as the drafter sees it, is
+    below this. Worth about the cost of verifying one more token, in tokens."""
     export_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Storage type of published weights; the learner's own checkpoints are float32."""
 

@@ -20,7 +20,10 @@ FEATURES = frozenset({"aux_hidden_states", "last_hidden_state", "target_logsumex
 
 
 class Eagle3Speculator(Speculator):
-    """EAGLE-3: drafts with one decoder layer that reads hidden states of three target layers."""
+    """EAGLE-3: drafts with one decoder layer that reads hidden states of three target layers.
+
+    With `tree_width` above 1 the drafts of a step form a dynamic tree, as in EAGLE-2.
+    """
 
     Config = Eagle3Options
     formats: ClassVar[frozenset[str]] = frozenset({"module", "eagle3"})
@@ -29,6 +32,7 @@ class Eagle3Speculator(Speculator):
     def __init__(self, options: Options, target: TargetSpec) -> None:
         super().__init__(options, target)
         self._aux_layers = choose_aux_layers(self.options, target)
+        self.topologies = frozenset({"tree" if self.options.tree_width > 1 else "chain"})
 
     @property
     def needs(self) -> Needs:
@@ -104,12 +108,7 @@ class Eagle3Speculator(Speculator):
         """Return the serving drafter of a network."""
         from aurora_eagle.drafter import Eagle3Drafter
 
-        return Eagle3Drafter(
-            _network(module),
-            min_confidence=self.options.min_confidence,
-            dtype=dtype,
-            device=device,
-        )
+        return Eagle3Drafter(_network(module), self.options, dtype=dtype, device=device)
 
 
 def _network(module: nn.Module):  # type: ignore[no-untyped-def]
