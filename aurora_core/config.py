@@ -170,6 +170,17 @@ class GuardSection(Section):
     """Seconds for which the learner trains on nothing but new traces after drift; 0 does not."""
 
 
+class RetentionSection(Section):
+    """How many versions stay on disk. The live one, the previous one, one that waits or is on trial
+    and the newest one are never deleted, whatever this says."""
+
+    keep_versions: int = Field(8, ge=1)
+    """Newest versions to keep, at least."""
+    max_bytes: int | None = Field(4 << 30, ge=0)
+    """Older ones are deleted, oldest first, while all versions together take more; null deletes all
+    of them."""
+
+
 class TrackingSection(Section):
     """Metrics and versions in MLflow."""
 
@@ -198,6 +209,8 @@ class RunConfig(Section):
     """Judge of new versions, and its options."""
     guard: GuardSection = GuardSection()
     """Probation, roll back and the way without speculation."""
+    retention: RetentionSection = RetentionSection()
+    """Versions on disk."""
     num_speculative_tokens: int = Field(3, ge=1)
     """Draft tokens per verification step, at most."""
     learner: LearnerSection = LearnerSection()

@@ -186,6 +186,13 @@ def _identity(draft: DraftVersion) -> tuple[str, str]:
     return str(draft.version), draft.checksum
 
 
+def _span(oldest: float, newest: float) -> str:
+    """Return two times as one readable span, in UTC."""
+    return " to ".join(
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when)) for when in (oldest, newest)
+    )
+
+
 def _tags(draft: DraftVersion) -> dict[str, str]:
     return {
         "draft_version": str(draft.version),
@@ -196,4 +203,6 @@ def _tags(draft: DraftVersion) -> dict[str, str]:
         "target_fingerprint": draft.target_fingerprint,
         "checksum": draft.checksum,
         "path": draft.path,
+        "objective": draft.objective,
+        "data_window": "" if draft.data_window is None else _span(*draft.data_window),
     }

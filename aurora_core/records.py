@@ -306,6 +306,11 @@ class DraftVersion:
     """Scalars of the last training window and of the held-out replay."""
     holdout: Holdout | None = None
     """Held-out replay of this version beside the version that was live; None without traces."""
+    objective: str = ""
+    """What was minimised, as the speculator's options name it; empty where they name none."""
+    data_window: tuple[float, float] | None = None
+    """Unix seconds at which the oldest and the newest request arrived that were learned from since
+    the version before; None if there were none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

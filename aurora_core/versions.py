@@ -57,6 +57,8 @@ class VersionStore:
         num_tokens_trained: int,
         metrics: Mapping[str, float] | None = None,
         holdout: Holdout | None = None,
+        objective: str = "",
+        data_window: tuple[float, float] | None = None,
     ) -> DraftVersion:
         """Write a version; its directory is complete or absent, whenever the process dies.
 
@@ -89,6 +91,8 @@ class VersionStore:
                 checksum=self._checksum(partial, version),
                 metrics=dict(metrics or {}),
                 holdout=holdout,
+                objective=objective,
+                data_window=data_window,
             )
             (partial / _RECORD).write_text(to_json(draft), encoding="utf-8")
             for file in partial.iterdir():

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from aurora_core import __version__
-from aurora_core.cli import doctor, judging, measure, plugins, run, target, versions
+from aurora_core.cli import comparing, doctor, judging, measure, plugins, run, target, versions
 from aurora_core.errors import AuroraError
 
 _COMMANDS: dict[str, Callable[..., None]] = {
@@ -29,6 +29,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "explain": judging.explain,
     "promote": judging.promote,
     "rollback": judging.rollback,
+    "compare": comparing.compare,
+    "export": comparing.export,
     "ui": versions.ui,
     "doctor": doctor.doctor,
 }

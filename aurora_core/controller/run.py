@@ -97,7 +97,7 @@ def run(
         try:
             with progress_bar() as progress:
                 parts = build.build_parts(config, plugins, progress=progress)
-            directory = RunDirectory(config.run_dir)
+            directory = RunDirectory(config.run_dir, retention=config.retention)
             with directory.locked(), directory.logged():
                 one = Run(parts, directory, console, learner_module=learner_module)
                 return anyio.run(one.execute, requests, duration_s, report_dir)

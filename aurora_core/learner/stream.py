@@ -78,6 +78,9 @@ class TraceStream:
         none."""
         self.rewards = RewardCurve()
         """Of the traces trained on, each counted the first time."""
+        self.data_window: tuple[float, float] | None = None
+        """When the oldest and the newest request arrived that were trained on; reset by whoever
+        publishes."""
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._bad: OrderedDict[str, None] = OrderedDict()
         self._replays_left = 0
@@ -135,6 +138,8 @@ class TraceStream:
             batches.append(batch)
             trained += usable
         self.draft_version = _mean_draft_version(trained)
+        times = [*(self.data_window or ()), *(trace.created for trace in trained)]
+        self.data_window = (min(times), max(times)) if times else None
         for trace in trained:
             if trace.trace_id in new:
                 self.rewards.add(trace)

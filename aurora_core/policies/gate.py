@@ -146,12 +146,37 @@ class HoldoutGate(SwapPolicy):
             "num_traces": float(len(anchors)),
             "num_anchors": float(anchors.sum()),
         }
+        numbers |= gain_by_label(candidate.holdout)
         served = evidence.since_swap
         if served is not None and served.otps:
             numbers["otps_gain_lower_bound"] = served.otps * (speed - 1)
         return Verdict(
             action="promote" if enough and pays else "hold", reason=reason, numbers=numbers
         )
+
+
+def gain_by_label(holdout: Holdout | None) -> dict[str, float]:
+    """Return the gain in acceptance length by tenant and route, where traces carry several."""
+    if holdout is None or not holdout.live_accepted:
+        return {}
+    labels = [
+        "/".join(part for part in label if part) or "unlabelled"
+        for label in zip(
+            holdout.tenants or [""] * len(holdout.num_anchors),
+            holdout.routes or [""] * len(holdout.num_anchors),
+            strict=True,
+        )
+    ]
+    if len(set(labels)) < 2:
+        return {}
+    gained = _sums(holdout.candidate_accepted) - _sums(holdout.live_accepted)
+    anchors = np.array(holdout.num_anchors, dtype=np.int64)
+    gains = {}
+    for label in sorted(set(labels)):
+        of_label = np.array([one == label for one in labels])
+        if scored := int(anchors[of_label].sum()):
+            gains[f"gain_at_{label}"] = float(gained[of_label].sum() / scored)
+    return gains
 
 
 def swap_seconds(cost: SwapCost | None, *, load_slowdown: float) -> float:
