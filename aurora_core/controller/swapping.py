@@ -1,4 +1,4 @@
-"""From a published version to the one that serves: judge, swap, remember, tell.
+"""From a published version to the one that serves: judge it, and do what was decided.
 
     learner event -> publish() -> wake-up -> run(): policy.decide -> backend.swap -> state.json
                                     ^                                      |
@@ -24,19 +24,14 @@ import anyio
 
 from aurora_core.config import GuardSection
 from aurora_core.controller.evidence import LiveTraffic
+from aurora_core.controller.live_drafter import LiveDrafter, name_of
 from aurora_core.controller.record_file import RecordFile
-from aurora_core.controller.swap_gaps import SwapGaps
-from aurora_core.controller.trials import Trials
 from aurora_core.errors import BackendError, CheckpointError
 from aurora_core.interfaces import Backend, SwapPolicy
 from aurora_core.records import (
     NO_DRAFTER,
-    UNTRAINED,
-    BackendStatus,
     DraftVersion,
     Evidence,
-    SwapReceipt,
-    SwitchedOff,
     Verdict,
 )
 from aurora_core.wire import from_dict, to_dict
@@ -48,8 +43,8 @@ async def _nothing() -> None:
     """Be told, and do nothing."""
 
 
-class Swapping:
-    """Owns which version is live, which one was before, and which one waits to be judged."""
+class Swapping(LiveDrafter):
+    """Judges what waits, what is on trial and what is live, and does what was decided."""
 
     def __init__(
         self,
@@ -92,28 +87,27 @@ class Swapping:
             review_s: a candidate that was held is judged again after so many seconds.
             clock: Unix seconds.
         """
-        self.live, self.previous = live, previous
-        self.challenger: DraftVersion | None = None
-        self.gaps = SwapGaps()
-        """The pauses that clients saw, at these swaps and elsewhere."""
-        self.num_failed_swaps = 0
-        self.num_engine_changes = 0
-        """Times the engine was found to serve another drafter than the last swap made live."""
-        self._backend, self._policy, self._traffic = backend, policy, traffic
-        self._verdicts, self._find = verdicts, find
-        self._note, self._notify, self._on_change = note, notify, on_change
-        self._review_s, self._clock = review_s, clock
-        self._guard, self._stored = guard or GuardSection(), stored
+        super().__init__(
+            backend=backend,
+            traffic=traffic,
+            live=live,
+            previous=previous,
+            verdicts=verdicts,
+            find=find,
+            note=note,
+            notify=notify,
+            on_change=on_change,
+            plain_share=(guard or GuardSection()).plain_share,
+            pinned=pinned,
+            switched_off=switched_off,
+            clock=clock,
+        )
+        self._policy, self._guard, self._stored = policy, guard or GuardSection(), stored
         self._on_drift, self._drifting = on_drift, frozenset[str]()
-        self.pinned = pinned
-        """Whether a person chose what is live."""
-        self._off_since = clock() if switched_off else None
-        self._num_off = int(switched_off)
-        traffic.serve_first(live)
-        self.trials = Trials(backend, traffic, plain_share=self._guard.plain_share, clock=clock)
+        self._review_s = review_s
         self._last_action: tuple[int, str] | None = None
+        self._refused: set[int] = set()
         self._published = anyio.Event()
-        self._changing = anyio.Lock()
 
     def publish(self, draft: DraftVersion) -> None:
         """Announce a version and have it judged; it takes the place of one that still waits."""
@@ -144,49 +138,6 @@ class Swapping:
         await self._notice_drift()
         await self.trials.update(live=self.live)
 
-    @property
-    def is_switched_off(self) -> bool:
-        """Whether a verdict switched speculation off, and nothing has switched it on since."""
-        return self.live is None and self._off_since is not None
-
-    async def choose(self, version: int | None, *, reason: str) -> SwapReceipt:
-        """Make a version live because a person says so; it stays until `let_go`.
-
-        Args:
-            version: None switches speculation off.
-            reason: is written down.
-
-        Raises:
-            CheckpointError: there is no such version, or it cannot be read.
-            BackendError: the engine refuses; the previous drafter serves.
-        """
-        with anyio.CancelScope(shield=True):
-            async with self._changing:
-                draft = None if version is None else self._find(version)
-                with self.gaps.window():
-                    receipt = await self._backend.swap(draft)
-                self.pinned, self._off_since = True, None
-                if self.challenger is not None and self.challenger.version == version:
-                    self.challenger = None
-                previous = self.live or self.previous
-                if previous is not None and previous.version == version:
-                    previous = None
-                self._note(reason)
-                await self._take_over(
-                    draft, receipt, previous=previous, kind="operator", reason=reason
-                )
-        return receipt
-
-    async def let_go(self, *, reason: str) -> None:
-        """Let the swap policy decide again."""
-        async with self._changing:
-            self.pinned = False
-            self._note(reason)
-            self._verdicts.append(
-                {"kind": "operator", "time": self._clock(), "version": None, "reason": reason}
-            )
-            await self._on_change()
-
     async def _notice_drift(self) -> None:
         """Ask for fresh data when the acceptance of a tenant's requests begins to fall."""
         alarms = [one for one in self._traffic.drift() if one.is_alarm]
@@ -206,72 +157,6 @@ class Swapping:
         if new:
             await self._on_drift()
 
-    async def reconcile(self, status: BackendStatus) -> None:
-        """Believe the engine when it serves another drafter than this run thought.
-
-        It lets go of a drafter that fails while drafting, and serves on without speculation; or it
-        did swap, and its answer was lost.
-
-        Args:
-            status: what the engine said last.
-
-        Raises:
-            BackendError: it does not answer.
-        """
-        # A swap that is on its way is no surprise, and the next status comes in a second.
-        if self._agrees(status) or self._changing.locked():
-            return
-        with anyio.CancelScope(shield=True):
-            async with self._changing:
-                status = await self._backend.status()  # one may have ended since it was read
-                if not self._agrees(status):
-                    await self._accept(status)
-
-    def _agrees(self, status: BackendStatus) -> bool:
-        if self.live is None:
-            return status.live_version in (NO_DRAFTER, UNTRAINED)
-        same = status.live_version == self.live.version
-        return same and status.checksum in ("", self.live.checksum)
-
-    async def _accept(self, status: BackendStatus) -> None:
-        version, draft = status.live_version, self._published_as(status)
-        receipt = SwapReceipt(version=version, checksum=status.checksum, load_ms=0.0, stall_ms=0.0)
-        thought, previous = _name(self.live), self.live
-        if version == NO_DRAFTER:
-            # What fails is nothing to go back to.
-            previous = self.previous
-            reason = (
-                f"the engine let go of {thought}, as it does when a drafter fails, and serves on "
-                "without speculation; its log says why"
-            )
-        elif draft is not None:
-            reason = f"the engine serves version {version}, and not {thought} as this run thought"
-        else:
-            reason = (
-                f"the engine served version {version} with weights that this run did not publish, "
-                f"and not {thought}; speculation is switched off"
-            )
-            try:
-                receipt = await self._backend.swap(None)
-            except BackendError as error:
-                log.warning("%s, but the engine refuses: %s", reason, error)
-                return
-        self.num_engine_changes += 1
-        log.warning("%s", reason)
-        self._note(reason)
-        await self._take_over(
-            draft, receipt, previous=previous, kind="engine_changed", reason=reason
-        )
-
-    def _published_as(self, status: BackendStatus) -> DraftVersion | None:
-        if status.live_version == NO_DRAFTER:
-            return None
-        try:
-            draft = self._find(status.live_version)
-        except CheckpointError:
-            return None
-        return draft if status.checksum in ("", draft.checksum) else None
-
     async def _judge(self, candidate: DraftVersion) -> None:
         """Ask the policy and do what it says. A live candidate is reviewed, not promoted again."""
         evidence = self._traffic.evidence(
@@ -279,7 +164,7 @@ class Swapping:
             live=self.live,
             previous=self.previous,
             now=self._clock(),
-            stored=self._stored(),
+            stored=tuple(one for one in self._stored() if one not in self._refused),
             can_route=self.trials.can_route,
             pinned=self.pinned,
             switched_off=self._switched_off(),
@@ -348,11 +233,6 @@ class Swapping:
             self._off_since, self._num_off = self._clock(), self._num_off + 1
         await self._on_change()
 
-    def _switched_off(self) -> SwitchedOff | None:
-        if self._off_since is None or self.live is not None:
-            return None
-        return SwitchedOff(seconds=self._clock() - self._off_since, num_times=self._num_off)
-
     def _decide(self, evidence: Evidence) -> Verdict:
         try:
             return self._policy.decide(evidence)
@@ -371,6 +251,10 @@ class Swapping:
                 receipt = await self._backend.swap(draft)
         except (BackendError, CheckpointError) as error:
             self._fail(evidence, error)
+            if draft is not None:
+                self._refused.add(draft.version)  # no roll back is tried again and again
+            if self.trials.draft is evidence.candidate:
+                await self.trials.end(live=self.live)
             await self._on_change()
             return
         await self._take_over(draft, receipt, previous=previous, kind="swap")
@@ -379,52 +263,9 @@ class Swapping:
         self.num_failed_swaps += 1
         verdict = Verdict(
             action="hold",
-            reason=f"{tried} failed and {_name(self.live)} goes on serving: {error}",
+            reason=f"{tried} failed and {name_of(self.live)} goes on serving: {error}",
         )
         self._record("swap_failed", evidence.candidate, verdict, evidence)
-
-    async def _take_over(
-        self,
-        draft: DraftVersion | None,
-        receipt: SwapReceipt,
-        *,
-        previous: DraftVersion | None,
-        kind: str,
-        **facts: Any,
-    ) -> None:
-        """Take note that `draft` is live, and tell everyone."""
-        replaced, self.live, self.previous = self.live, draft, previous
-        now = self._clock()
-        self._traffic.swapped(now, receipt)
-        if draft is not None:
-            self._off_since = None
-        on_trial = self.trials.draft
-        await self.trials.end(live=draft)
-        if on_trial is not None and draft != on_trial and self.challenger is None:
-            self.challenger = on_trial  # what it was compared with is gone: its trial begins anew
-        line = {"kind": kind, "time": now, "version": receipt.version, "receipt": to_dict(receipt)}
-        self._verdicts.append({**line, **facts})
-        await self._on_change()
-        self._notify("aurora_draft_swapped", draft=draft, previous=replaced, receipt=receipt)
-
-    def _record(
-        self, kind: str, candidate: DraftVersion, verdict: Verdict, evidence: Evidence
-    ) -> None:
-        log.info("version %d: %s: %s", candidate.version, verdict.action, verdict.reason)
-        self._verdicts.append(
-            {
-                "kind": kind,
-                "time": self._clock(),
-                "version": candidate.version,
-                "verdict": to_dict(verdict),
-                "evidence": to_dict(evidence),
-            }
-        )
-        self._notify("aurora_swap_decided", draft=candidate, verdict=verdict, evidence=evidence)
-
-
-def _name(draft: DraftVersion | None) -> str:
-    return "no drafter" if draft is None else f"version {draft.version}"
 
 
 def read_evidence(line: dict[str, Any]) -> tuple[Evidence, Verdict]:
