@@ -133,7 +133,9 @@ def figures(
     for version, of_version in scores.items():
         accepted = [of_version[one].accepted for one in ids]
         sums = _sums(of_version, ids)
-        positions = bootstrap_acceptance(anchors, accepted, confidence=confidence, seed=seed)
+        positions = bootstrap_acceptance(
+            anchors.tolist(), accepted, confidence=confidence, seed=seed
+        )
         gain = None
         if of_version is not first:
             gain = _gain(sums - reference, anchors, confidence=confidence, seed=seed)

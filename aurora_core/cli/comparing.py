@@ -6,12 +6,15 @@ import dataclasses
 import json
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from aurora_core.cli.judging import RunDirectory, load_plugins
 from aurora_core.cli.versions import DEFAULT_RUN_DIRECTORY
+
+if TYPE_CHECKING:
+    from aurora_core.interfaces import Speculator
 
 
 def compare(
@@ -80,7 +83,7 @@ def export(
 
     config = read_config(run_dir)
     plugins = load_plugins(config.plugins)
-    formats = plugins.resolve("speculators", config.speculator.name).formats
+    speculator = cast("type[Speculator]", plugins.resolve("speculators", config.speculator.name))
     store = VersionStore(run_dir / "versions")
-    chosen = export_version(store, version, folder, formats=formats, wanted=wanted)
+    chosen = export_version(store, version, folder, formats=speculator.formats, wanted=wanted)
     print(f"version {version} lies in {folder}, in the format {chosen}")
