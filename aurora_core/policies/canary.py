@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from pydantic import ConfigDict, Field
 
+from aurora_core.acceptance import holdout_acceptance_length
 from aurora_core.confidence import Interval, match_strata, resample, sequential_ratio
 from aurora_core.interfaces import Options, SwapPolicy
 from aurora_core.policies.gate import cannot_compare, unfit
@@ -31,6 +32,8 @@ class CanaryOptions(Options):
     """Gain over what is live that must be exceeded, as a share: 0.02 is 2 %."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Confidence with which it must be exceeded, over all looks together."""
+    min_acceptance_length: float = Field(1.25, ge=1)
+    """Held-out acceptance length below which a version is not tried while no drafter is live."""
 
 
 class CanarySwap(SwapPolicy):
@@ -57,7 +60,7 @@ class CanarySwap(SwapPolicy):
         if problem is not None:
             return Verdict(action="drop", reason=problem)
         if trial is None or trial.version != candidate.version:
-            worse = _surely_worse(evidence)
+            worse = self._hopeless(evidence) or _surely_worse(evidence)
             if worse is not None:
                 return worse
             return Verdict(
@@ -66,6 +69,21 @@ class CanarySwap(SwapPolicy):
                 share=self.options.share,
             )
         return self._judge(evidence, trial)
+
+    def _hopeless(self, evidence: Evidence) -> Verdict | None:
+        """Spare live requests the first versions of a lineage, which have learned too little."""
+        holdout, needed = evidence.candidate.holdout, self.options.min_acceptance_length
+        if evidence.live is not None or holdout is None or not any(holdout.num_anchors):
+            return None
+        length = holdout_acceptance_length(holdout.num_anchors, holdout.candidate_accepted)
+        if length >= needed:
+            return None
+        return Verdict(
+            action="drop",
+            reason=f"version {evidence.candidate.version} has acceptance length {length:.2f} on "
+            f"held-out traces, and is not tried below {needed:.2f}",
+            numbers={"candidate_acceptance_length": length, "min_acceptance_length": needed},
+        )
 
     def _judge(self, evidence: Evidence, trial: Trial) -> Verdict:
         options, live = self.options, evidence.live

@@ -164,6 +164,14 @@ def test_canary_against_no_drafter_measures_speed_and_not_acceptance():
     assert verdict.action == "drop" and "tokens per second against no drafter" in verdict.reason
 
 
+@pytest.mark.parametrize(("accepted", "action"), [(20, "drop"), (30, "canary")])
+def test_first_version_that_learned_too_little_is_not_tried(accepted, action):
+    first = Holdout(
+        live_version=None, num_anchors=(100,), candidate_accepted=((accepted,),), live_accepted=()
+    )
+    assert canary().decide(evidence(draft(1, first), None)).action == action
+
+
 def test_canary_can_measure_speed():
     found = trial(stats(2, length=3.0, otps=40.0), stats(1, otps=60.0))
     assert canary(measure="otps").decide(evidence(draft(2), trial=found)).action == "drop"
