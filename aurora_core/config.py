@@ -171,8 +171,7 @@ class GuardSection(Section):
 
 
 class RetentionSection(Section):
-    """How many versions stay on disk. The live one, the previous one, one that waits or is on trial
-    and the newest one are never deleted, whatever this says."""
+    """How many versions stay on disk; those in use and the newest one always do."""
 
     keep_versions: int = Field(8, ge=1)
     """Newest versions to keep, at least."""

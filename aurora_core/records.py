@@ -358,6 +358,8 @@ class Evidence:
     """None before the first swap of a run."""
     trial: Trial | None = None
     """A version that serves a share of the requests now."""
+    waiting: DraftVersion | None = None
+    """A newer version than the candidate, which is judged once the candidate is not any more."""
     drift: tuple[Drift, ...] = ()
     """One entry per tenant with enough recent requests of the live version."""
     stored: tuple[int, ...] = ()

@@ -164,6 +164,7 @@ class Swapping(LiveDrafter):
             live=self.live,
             previous=self.previous,
             now=self._clock(),
+            waiting=self.challenger if self.challenger is not candidate else None,
             stored=tuple(one for one in self._stored() if one not in self._refused),
             can_route=self.trials.can_route,
             pinned=self.pinned,

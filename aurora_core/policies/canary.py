@@ -8,10 +8,16 @@ import numpy as np
 from pydantic import ConfigDict, Field
 
 from aurora_core.acceptance import holdout_acceptance_length
-from aurora_core.confidence import Interval, match_strata, resample, sequential_ratio
+from aurora_core.confidence import (
+    Interval,
+    bootstrap_acceptance,
+    match_strata,
+    resample,
+    sequential_ratio,
+)
 from aurora_core.interfaces import Options, SwapPolicy
 from aurora_core.policies.gate import cannot_compare, unfit
-from aurora_core.records import Evidence, Trial, Verdict
+from aurora_core.records import Evidence, Holdout, Trial, Verdict
 
 
 class CanaryOptions(Options):
@@ -68,7 +74,7 @@ class CanarySwap(SwapPolicy):
                 reason=f"{version} serves {self.options.share:.0%} of the requests on trial",
                 share=self.options.share,
             )
-        return self._judge(evidence, trial)
+        return self._outdone(evidence) or self._judge(evidence, trial)
 
     def _hopeless(self, evidence: Evidence) -> Verdict | None:
         """Spare live requests the first versions of a lineage, which have learned too little."""
@@ -83,6 +89,25 @@ class CanarySwap(SwapPolicy):
             reason=f"version {evidence.candidate.version} has acceptance length {length:.2f} on "
             f"held-out traces, and is not tried below {needed:.2f}",
             numbers={"candidate_acceptance_length": length, "min_acceptance_length": needed},
+        )
+
+    def _outdone(self, evidence: Evidence) -> Verdict | None:
+        """End the trial of a version that a newer one surely surpasses: requests are dear."""
+        candidate, waiting = evidence.candidate, evidence.waiting
+        if waiting is None or unfit(waiting) is not None:
+            return None
+        ours, theirs = (_held_out_length(one.holdout) for one in (candidate, waiting))
+        if ours is None or theirs is None or theirs.lower <= ours.upper:
+            return None
+        return Verdict(
+            action="drop",
+            reason=f"version {waiting.version} has acceptance length {theirs.estimate:.2f} on "
+            f"held-out traces against {ours.estimate:.2f} of version {candidate.version}, surely "
+            "more: it is tried instead",
+            numbers={
+                "candidate_upper_bound": ours.upper,
+                "waiting_lower_bound": theirs.lower,
+            },
         )
 
     def _judge(self, evidence: Evidence, trial: Trial) -> Verdict:
@@ -155,6 +180,15 @@ def compare_trial(trial: Trial, *, measure: str, confidence: float) -> Interval 
     else:
         pairs = match_strata(trial.challenger.by_label, trial.live.by_label, "length")
     return sequential_ratio(pairs, confidence=confidence)
+
+
+def _held_out_length(holdout: Holdout | None) -> Interval | None:
+    """Return the acceptance length of a candidate's replay, with 90 % confidence over traces."""
+    if holdout is None or np.count_nonzero(holdout.num_anchors) < 4:
+        return None
+    sums = [[sum(counts)] for counts in holdout.candidate_accepted]
+    [found] = bootstrap_acceptance(holdout.num_anchors, sums)
+    return Interval(*(1 + bound for bound in found))
 
 
 def _surely_worse(evidence: Evidence) -> Verdict | None:

@@ -172,6 +172,16 @@ def test_first_version_that_learned_too_little_is_not_tried(accepted, action):
     assert canary().decide(evidence(draft(1, first), None)).action == action
 
 
+@pytest.mark.parametrize(("accepted", "action"), [(80, "drop"), (52, "canary")])
+def test_trial_ends_for_a_newer_version_that_is_surely_better(accepted, action):
+    newer = draft(9, replay([accepted, accepted + 1, accepted - 1, accepted, accepted], [45] * 5))
+    found = trial(stats(2, length=2.05), stats(1, requests=200))
+    verdict = canary().decide(evidence(draft(2, GAIN), trial=found, waiting=newer))
+    assert verdict.action == action
+    if action == "drop":
+        assert verdict.reason.endswith("of version 2, surely more: it is tried instead")
+
+
 def test_canary_can_measure_speed():
     found = trial(stats(2, length=3.0, otps=40.0), stats(1, otps=60.0))
     assert canary(measure="otps").decide(evidence(draft(2), trial=found)).action == "drop"
