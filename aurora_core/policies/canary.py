@@ -20,6 +20,11 @@ from aurora_core.policies.gate import cannot_compare, unfit
 from aurora_core.records import Evidence, Holdout, Trial, Verdict
 
 
+_OUTDONE_BY = 1.05
+"""Ratio of held-out acceptance lengths for which a trial is given up: for less, a learner that gets
+better all the time would never let one finish."""
+
+
 class CanaryOptions(Options):
     """How many requests a candidate serves, and what it must show."""
 
@@ -97,7 +102,7 @@ class CanarySwap(SwapPolicy):
         if waiting is None or unfit(waiting) is not None:
             return None
         ours, theirs = (_held_out_length(one.holdout) for one in (candidate, waiting))
-        if ours is None or theirs is None or theirs.lower <= ours.upper:
+        if ours is None or theirs is None or theirs.lower <= _OUTDONE_BY * ours.upper:
             return None
         return Verdict(
             action="drop",
