@@ -128,6 +128,10 @@ class Tracking:
         self._last_verdict = (draft.version, verdict.action)
         self._num_verdicts += 1
         self.registry.note_verdict(draft, verdict)
+        if evidence.live is not None and evidence.since_swap is not None:
+            self.registry.note_serving(evidence.live, evidence.since_swap)
+        if evidence.trial is not None and evidence.trial.challenger.num_requests:
+            self.registry.note_serving(draft, evidence.trial.challenger)
         name = f"verdicts/{self._num_verdicts:05d}-v{draft.version:06d}-{verdict.action}.json"
         record = {"verdict": to_dict(verdict), "evidence": to_dict(evidence)}
 

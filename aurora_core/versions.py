@@ -169,8 +169,8 @@ class VersionStore:
     ) -> tuple[int, ...]:
         """Delete old versions; return their numbers.
 
-        Champion, previous, challenger and the newest version are never deleted, whatever the
-        limits say.
+        Champion, previous, challenger, the version on trial and the newest one are never deleted,
+        whatever the limits say.
 
         Args:
             state: which versions are in use.
@@ -180,7 +180,7 @@ class VersionStore:
         """
         self._clear_leftovers("deleted")
         numbers = self.numbers()
-        used = {state.champion, state.previous, state.challenger}
+        used = {state.champion, state.previous, state.challenger, state.trial}
         candidates = [number for number in numbers[: -max(keep_last, 1)] if number not in used]
         sizes = {number: _folder_bytes(self.directory(number)) for number in numbers}
         deleted = []
@@ -240,6 +240,9 @@ class RunState:
     """Version that was live before; where a roll back goes."""
     challenger: int | None = None
     """Newest published version that has not been judged to its end."""
+    trial: int | None = None
+    """Version that serves a share of the requests; judged anew by a later run unless a newer one
+    waits."""
     pinned: bool = False
     """Whether a person chose the champion, or none: no verdict replaces it."""
     switched_off: bool = False

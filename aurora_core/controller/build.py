@@ -134,7 +134,7 @@ def read_lineage(directory: RunDirectory) -> Lineage:
     return Lineage(
         live=live,
         previous=previous,
-        challenger=_intact(directory, state.challenger),
+        challenger=_intact(directory, state.challenger) or _intact(directory, state.trial),
         newest_version=directory.store.next_version() - 1,
         num_steps=newest[0].global_step if newest else 0,
         num_tokens_trained=newest[0].num_tokens_trained if newest else 0,

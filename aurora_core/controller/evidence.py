@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
 
 from aurora_core.controller.drift import PageHinkley
 from aurora_core.controller.serving_stats import (
@@ -28,13 +33,27 @@ from aurora_core.records import (
     SwitchedOff,
     Trial,
 )
+from aurora_core.wire import from_json
 
-__all__ = ["LiveTraffic", "acceptance_length_of", "is_live", "mean_otps", "otps", "version_of"]
+__all__ = [
+    "LiveTraffic",
+    "acceptance_length_of",
+    "is_live",
+    "mean_otps",
+    "otps",
+    "read_recent_requests",
+    "version_of",
+]
 
 WINDOW_REQUESTS = 1000
 """Finished requests that count as recent traffic."""
 WINDOW_PER_VERSION = 200
 """Newest requests of one version that its figures rest on: traffic changes."""
+
+
+_EARLIER = -1
+"""Place of requests of an earlier run: before any swap of this one."""
+_TAIL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +90,14 @@ class LiveTraffic:
         self._first_drafted: int | None = None
         self._drift_threshold = drift_threshold
         self._drift: dict[str, PageHinkley] = {}
+
+    def remember(self, requests: Sequence[RequestStats]) -> None:
+        """Take in requests of an earlier run: they tell about versions, and count for nothing else.
+
+        Args:
+            requests: oldest first, before any that is observed.
+        """
+        self._recent.extend((_EARLIER, request) for request in requests)
 
     def observe(self, requests: Sequence[RequestStats]) -> None:
         """Take in finished requests, in order."""
@@ -219,6 +246,30 @@ class LiveTraffic:
             if index >= since and version_of(request) == version and _counts(request)
         )
         return list(found)
+
+
+def read_recent_requests(path: Path) -> list[RequestStats]:
+    """Return the newest requests of earlier runs on a directory, oldest first.
+
+    Lines that cannot be read are left out: they are evidence, and nothing depends on them.
+
+    Args:
+        path: `requests.jsonl`; none need exist.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _TAIL_BYTES, 0))
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    if size > _TAIL_BYTES:
+        del lines[0]  # most likely cut
+    found = []
+    for line in lines[-WINDOW_REQUESTS:]:
+        with contextlib.suppress(ValidationError):
+            found.append(from_json(RequestStats, line))
+    return found
 
 
 def _counts(request: RequestStats) -> bool:

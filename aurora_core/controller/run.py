@@ -36,7 +36,7 @@ from aurora_core.controller import build
 from aurora_core.controller.announcement import announce
 from aurora_core.controller.background import Background
 from aurora_core.controller.bookkeeping import Bookkeeping
-from aurora_core.controller.evidence import LiveTraffic
+from aurora_core.controller.evidence import LiveTraffic, read_recent_requests
 from aurora_core.controller.final_measurement import FinalMeasurement
 from aurora_core.controller.learning import prepare_learner
 from aurora_core.controller.observers import make_tracking, registered
@@ -137,6 +137,7 @@ class Run:
         self.evidence = LiveTraffic(
             started=self.started, drift_threshold=parts.config.guard.drift_threshold
         )
+        self.evidence.remember(read_recent_requests(directory.requests))
         self.requests_file = RecordFile(directory.requests, console.note)
         self.verdicts_file = RecordFile(directory.verdicts, console.note)
         self.requests_log = RequestsLog(
@@ -314,7 +315,8 @@ class Run:
         await self.bookkeeping.remember(
             swapping.live,
             swapping.previous,
-            swapping.trials.draft or swapping.challenger,
+            swapping.challenger,
+            on_trial=swapping.trials.draft,
             pinned=swapping.pinned,
             switched_off=swapping.is_switched_off,
         )

@@ -19,7 +19,6 @@ from aurora_core.interfaces import Options, SwapPolicy
 from aurora_core.policies.gate import cannot_compare, unfit
 from aurora_core.records import Evidence, Holdout, Trial, Verdict
 
-
 _OUTDONE_BY = 1.05
 """Ratio of held-out acceptance lengths for which a trial is given up: for less, a learner that gets
 better all the time would never let one finish."""

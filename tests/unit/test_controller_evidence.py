@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from aurora_core.controller.evidence import LiveTraffic
+from aurora_core.controller.evidence import LiveTraffic, read_recent_requests
 from aurora_core.controller.serving_stats import bucket, serving_stats
 from aurora_core.records import NO_DRAFTER, DraftVersion, RequestStats, SwapReceipt
+from aurora_core.wire import to_json
 
 
 def request(version, *, accepted=10, steps=10, tokens=21, seconds=1.0, batch=1.0, **labels):
@@ -113,3 +114,28 @@ def test_drift_is_scored_by_tenant_on_requests_of_the_live_version_alone():
     assert (falling.share, steady.share) == (0.25, 0.75)
     traffic.swapped(1.0, receipt(3))
     assert traffic.drift() == ()
+
+
+def test_requests_of_an_earlier_run_tell_about_versions_and_count_for_nothing_else(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    assert read_recent_requests(path) == []
+    earlier = [request(1), request(2), request(NO_DRAFTER)]
+    path.write_text("\n".join([*map(to_json, earlier), '{"cut": ', ""]))
+    assert read_recent_requests(path) == earlier
+    traffic = LiveTraffic(started=0.0)
+    traffic.serve_first(draft(2))
+    traffic.remember(read_recent_requests(path))
+    traffic.observe([request(2)])
+    found = traffic.evidence(draft(3), live=draft(2), previous=None, now=1.0)
+    assert [(one.version, one.num_requests) for one in found.serving] == [(-1, 1), (1, 1), (2, 2)]
+    assert found.num_requests_since_swap == found.since_swap.num_requests == 1
+    assert found.without_speculation is None
+
+
+def test_only_the_newest_part_of_a_long_record_is_read(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    lines = [to_json(request(version)) for version in range(5000)]
+    path.write_text("\n".join(lines) + "\n")
+    assert path.stat().st_size > 1 << 20
+    found = read_recent_requests(path)
+    assert len(found) == 1000 and found[-1].max_draft_version == 4999

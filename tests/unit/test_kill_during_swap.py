@@ -88,7 +88,8 @@ class Controller:
         await self.bookkeeping.remember(
             swapping.live,
             swapping.previous,
-            swapping.trials.draft or swapping.challenger,
+            swapping.challenger,
+            on_trial=swapping.trials.draft,
             pinned=swapping.pinned,
             switched_off=swapping.is_switched_off,
         )
@@ -224,6 +225,10 @@ async def test_version_on_trial_waits_again_after_a_restart(directory):
     again = Controller(directory, "hold")
     assert await again.agrees() == (True, 1)
     assert again.lineage.challenger.version == 2 and again.backend.routes == ()
+    first.swapping.challenger = None  # it need not wait: it is on trial
+    await first._on_change()
+    assert read_run_state(directory.state).trial == 2
+    assert Controller(directory, "hold").lineage.challenger.version == 2
 
 
 async def test_speculation_that_was_switched_off_stays_off_after_a_restart(directory):

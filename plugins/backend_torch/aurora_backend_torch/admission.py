@@ -202,7 +202,8 @@ def _drafter(
 ) -> Literal["live", "none"] | int:
     """Return the drafter that a request names, or the one that is drawn for it."""
     if "drafter" in body.aurora.model_fields_set:
-        return body.aurora.drafter  # type: ignore[return-value] - parsed as one of these
+        # Parsed as one of these, which the field's type cannot say.
+        return body.aurora.drafter  # type: ignore[return-value]
     return service.routing.choose(request_id)
 
 
