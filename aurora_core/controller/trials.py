@@ -47,6 +47,7 @@ class Trials:
         self._backend, self._traffic, self._clock = backend, traffic, clock
         self._plain_share = plain_share if self.can_route else 0.0
         self._routes: tuple[Route, ...] = ()
+        self._refused: tuple[Route, ...] | None = None
 
     async def begin(self, draft: DraftVersion, share: float, *, live: DraftVersion | None) -> None:
         """Let a version serve a share of the requests.
@@ -71,9 +72,12 @@ class Trials:
         Never raises: serving goes on with the routes before.
         """
         wanted = self._wanted(self.draft, self._share, live=live)
+        if wanted == self._refused:
+            return
         try:
             await self._apply(wanted)
         except BackendError as error:
+            self._refused = wanted
             log.warning("requests are routed as before: %s", error)
 
     async def stop(self) -> None:

@@ -324,6 +324,19 @@ async def test_share_without_speculation_keeps_its_speed_known(tmp_path):
     assert [route.share for route in world.backend.routes] == [0.05]
 
 
+async def test_routes_that_the_engine_refuses_are_told_once_and_cost_nothing(tmp_path, caplog):
+    class Unwilling(AnsweringBackend):
+        async def route(self, routes):
+            raise BackendError("no room for routes")
+
+    world = World(tmp_path, AlwaysSwap(Options()))
+    world.backend.__class__ = Unwilling
+    world.draft(1)
+    await world.serve(40)
+    assert world.live == 1
+    assert caplog.text.count("no room for routes") == 1
+
+
 async def test_swap_takes_requests_off_the_version_on_trial_and_its_trial_begins_anew(tmp_path):
     world = await promoted(tmp_path, CanarySwap(CanaryOptions(share=0.3)))
     draft = world.draft(3, scored=0.9)
