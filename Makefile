@@ -12,9 +12,10 @@ ARGS ?=
 # Set it to choose the interpreter: make install PYTHON=/path/to/python3.12
 PYTHON ?= python3.11 /usr/bin/python3.11 /usr/local/bin/python3.11 python3.12 python3.13 python3
 
-PROJECTS := pyproject.toml plugins/eagle/pyproject.toml plugins/backend_torch/pyproject.toml
+PLUGINS := eagle medusa ngram backend_torch
+PROJECTS := pyproject.toml $(PLUGINS:%=plugins/%/pyproject.toml)
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
-EDITABLE_PLUGINS := -e ./plugins/eagle -e ./plugins/backend_torch
+EDITABLE_PLUGINS := $(PLUGINS:%=-e ./plugins/%)
 RUNTIME := $(VENV)/.runtime-installed
 DEVELOPMENT := $(VENV)/.development-installed
 

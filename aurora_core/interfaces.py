@@ -44,6 +44,10 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
+    serving_only: ClassVar[frozenset[str]] = frozenset()
+    """Options of a speculator that say how to draft with given weights: they may change while a
+    lineage goes on. A change of any other begins a new one."""
+
 
 class Component:
     """A class that a config section selects by name and builds from its own options."""

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from aurora_backend_torch.draft_tree import ROOT, DraftTree
-from aurora_backend_torch.sampling import choose, target_probs
+from aurora_backend_torch.sampling import choose
 from aurora_core.interfaces import DraftDistributions
 from aurora_core.records import Sampling
+from aurora_core.sampling import dense_probs, pick
 
 DRAFT_STREAM, VERIFY_STREAM = 1, 2
 """Streams of random numbers beside the one of `sampling.choose`, so that none is used twice."""
@@ -97,7 +98,7 @@ def reject_or_accept(
     node = ROOT
     while True:
         draws = uniforms(seed, VERIFY_STREAM, start + len(chosen) + 1, len(tree.token_ids) + 1)
-        left = _dense_target(logits[node + 1], sampling)
+        left = dense_probs(logits[node + 1], sampling)
         taken = None
         for child in tree.children(node):
             draft = torch.zeros_like(left)
@@ -109,7 +110,7 @@ def reject_or_accept(
             left = (left - draft).clamp(min=0.0)
             left = left / left.sum()
         if taken is None:
-            chosen.append(_pick(left, draws[-1]))
+            chosen.append(pick(left, draws[-1]))
             return Verified(chosen, accepted)
         chosen.append(tree.token_ids[taken])
         if ends(chosen):
@@ -122,19 +123,3 @@ def uniforms(seed: int, stream: int, position: int, count: int) -> list[float]:
     """Return numbers in [0, 1) that depend on nothing but the arguments."""
     generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, position, stream, 0]))
     return list(generator.random(count))
-
-
-def _dense_target(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return the target's distribution over the whole vocabulary, float64 [V]."""
-    probs, token_ids = target_probs(logits, sampling)
-    if token_ids is None:
-        return probs.double()
-    dense = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
-    dense[token_ids] = probs.double()
-    return dense
-
-
-def _pick(probs: Tensor, uniform: float) -> int:
-    cumulative = probs.cumsum(0)
-    index = int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))
-    return min(index, len(cumulative) - 1)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from aurora_backend_torch.draft_tree import DraftTree
-from aurora_backend_torch.sampling import target_probs
 from aurora_backend_torch.verification import (
     Verified,
     follow_own_choice,
@@ -18,6 +17,7 @@ from aurora_backend_torch.verification import (
 )
 from aurora_core.interfaces import DraftDistributions
 from aurora_core.records import Sampling
+from aurora_core.sampling import dense_probs
 
 VOCABULARY = 4
 NUM_TRIALS = 1_000
@@ -72,10 +72,7 @@ def follow(trial: int, parents: list[int], sampling: Sampling) -> Verified:
 
 
 def dense(before: int, sampling: Sampling) -> torch.Tensor:
-    probs, token_ids = target_probs(TARGET[before], sampling)
-    if token_ids is None:
-        return probs
-    return torch.zeros(VOCABULARY).index_put((token_ids,), probs)
+    return dense_probs(TARGET[before], sampling).float()
 
 
 def check(counts: Counter[int], expected: torch.Tensor) -> None:

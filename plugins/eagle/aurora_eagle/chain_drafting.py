@@ -1,4 +1,4 @@
-"""Greedy chains, for many requests at once."""
+"""Chains, for many requests at once."""
 
 from __future__ import annotations
 
@@ -6,21 +6,28 @@ from collections.abc import Sequence
 
 import torch
 
-from aurora_core.interfaces import Proposal
+from aurora_core.interfaces import DraftRequest, Proposal
 from aurora_eagle.draft_cache import Cache
+from aurora_eagle.draft_sampling import DraftSampling
 from aurora_eagle.draft_start import Start
 from aurora_eagle.serving_network import Places, ServingNetwork
 
 
 def draft_chains(
-    network: ServingNetwork, start: Start, caches: Sequence[Cache], *, min_log_prob: float
+    network: ServingNetwork,
+    start: Start,
+    caches: Sequence[Cache],
+    requests: Sequence[DraftRequest],
+    *,
+    min_log_prob: float,
 ) -> list[Proposal]:
-    """Return the chain of best tokens that follows each start.
+    """Return the chain of best, or sampled, tokens that follows each start.
 
     Args:
         network: is stepped once per depth, on all chains that still grow.
         start: where to begin.
         caches: of the call; the rows behind the target's are overwritten.
+        requests: one per start.
         min_log_prob: a chain is not extended beyond a token where its own log-probability is less.
     """
     tokens: list[list[int]] = [[] for _ in start.limit]
@@ -29,9 +36,10 @@ def draft_chains(
     growing = list(range(len(limit)))
     places, hidden = start.places, start.hidden
     of_chain = torch.zeros(len(limit), device=network.device)
+    sampling = DraftSampling(network, requests)
     depth = 0
     while growing:
-        token, log_prob = network.best(hidden)
+        token, log_prob = sampling.choose(hidden, growing, depth)
         of_chain = of_chain + log_prob
         depth += 1
         survivors = []
@@ -56,6 +64,11 @@ def draft_chains(
         x = network.read(token, hidden)
         hidden = network.step(hidden, x, places, caches, length=places.slot + 1)
     return [
-        Proposal(token_ids=drafted, parents=list(range(-1, len(drafted) - 1)), log_probs=their)
-        for drafted, their in zip(tokens, log_probs, strict=True)
+        Proposal(
+            token_ids=drafted,
+            parents=list(range(-1, len(drafted) - 1)),
+            log_probs=their,
+            drawn_from=sampling.drawn_from(index),
+        )
+        for index, (drafted, their) in enumerate(zip(tokens, log_probs, strict=True))
     ]

@@ -49,7 +49,7 @@ class Eagle3Drafter(Drafter):
 
         A path ends at `num_speculative_tokens`, at the last position that the model was made for,
         or after the token where its probability fell below `min_confidence`. A request without new
-        rows gets no draft.
+        rows gets no draft. Chains are sampled where the request allows it; trees never are.
         """
         caches = [self._open(request) for request in requests]
         proposals = [Proposal(token_ids=[], parents=[], log_probs=[]) for _ in requests]
@@ -66,7 +66,13 @@ class Eagle3Drafter(Drafter):
                 least=self._least_log_prob,
             )
         else:
-            drafts = draft_chains(self._network, start, caches, min_log_prob=self._min_log_prob)
+            drafts = draft_chains(
+                self._network,
+                start,
+                caches,
+                [requests[index] for index in start.request],
+                min_log_prob=self._min_log_prob,
+            )
         for index, draft in zip(start.request, drafts, strict=True):
             proposals[index] = draft
         return proposals

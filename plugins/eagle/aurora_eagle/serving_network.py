@@ -75,7 +75,8 @@ class ServingNetwork:
         self._norm = vector(network.norm.weight)
         # The target's own, which never changes: shared, not copied.
         self._embed_tokens = network.embed_tokens.to(device)
-        self._target_ids = network.target_ids.to(device)
+        self.target_ids = network.target_ids.to(device)
+        """int64 [D]. What each entry of the draft vocabulary is to the target."""
         self._cosine, self._sine = self._rotary(1024)
 
     def allocate(self, capacity: int) -> tuple[Tensor, Tensor]:
@@ -150,12 +151,6 @@ class ServingNetwork:
         gated = silu_multiply(linear(normed, self._gate_up))
         return hidden + linear(gated, self._down)
 
-    def best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each row's best token (int64 [R], target ids) and its log-probability."""
-        logits = self._logits(hidden)
-        best, logsumexp = argmax_logsumexp(logits)
-        return self._target_ids[best], logits.gather(1, best[:, None])[:, 0].float() - logsumexp
-
     def top(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return each row's best tokens, best first, and their log-probabilities.
 
@@ -166,14 +161,14 @@ class ServingNetwork:
         Returns:
             (target ids, log-probabilities): int64 and float32 [R, count].
         """
-        logits = self._logits(hidden)
+        logits = self.logits(hidden)
         _, logsumexp = argmax_logsumexp(logits)
         # A tenth of what the head costs at most, so no kernel of its own: 0.08 ms for a row of
         # 49,152 logits.
         best, index = logits.topk(min(count, logits.shape[1]), -1)
-        return self._target_ids[index], best.float() - logsumexp[:, None]
+        return self.target_ids[index], best.float() - logsumexp[:, None]
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """Return [R, D]."""
         return linear(rms_norm(hidden, self._norm, self.shape.rms_norm_eps), self._head)
 

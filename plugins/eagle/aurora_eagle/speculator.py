@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from aurora_core.target.weights import TargetWeights
 
-FEATURES = frozenset({"aux_hidden_states", "last_hidden_state", "target_logsumexp"})
+INPUTS = frozenset({"aux_hidden_states"})
+TEACHER = frozenset({"last_hidden_state", "target_logsumexp"})
 
 
 class Eagle3Speculator(Speculator):
@@ -36,8 +37,12 @@ class Eagle3Speculator(Speculator):
 
     @property
     def needs(self) -> Needs:
-        """Return the features of all committed positions and the layers they come from."""
-        return Needs(features=FEATURES, aux_layers=self._aux_layers)
+        """Return what a drafter reads and what the objective learns from."""
+        return Needs(
+            features=INPUTS | TEACHER if self.options.uses_teacher else INPUTS,
+            aux_layers=self._aux_layers,
+            branch_rows=self.options.uses_branches,
+        )
 
     def build_module(self, weights: TargetWeights, traces: Sequence[Trace]) -> nn.Module:
         """Choose the draft vocabulary from the traces and return a new network."""
@@ -60,12 +65,20 @@ class Eagle3Speculator(Speculator):
     def collate(self, traces: Sequence[Trace]) -> dict[str, Tensor]:
         """Select the usable rows of the traces and stack them; see `aurora_eagle.collate`."""
         from aurora_eagle.collate import collate
+        from aurora_eagle.selection import Wanted
 
+        options = self.options
         return collate(
             traces,
             self.target,
             aux_layers=self._aux_layers,
-            max_trace_tokens=self.options.max_trace_tokens,
+            max_trace_tokens=options.max_trace_tokens,
+            wanted=Wanted(
+                teacher=options.uses_teacher,
+                branch_depth=options.training_steps - 1 if options.uses_branches else 0,
+                max_branch_staleness=options.max_branch_staleness,
+                refused=options.objective == "unlikelihood",
+            ),
         ).to_dict()
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> LossOutput:

@@ -171,7 +171,7 @@ def test_trees_are_the_same_to_the_bit_whatever_shares_the_batch(
                     schedule[index][turn],
                     schedule[index][turn + 1],
                     depth=2 + index,
-                    nodes=5 + 10 * index,
+                    nodes=200 if turn == 1 else 5 + 10 * index,
                 )
                 for index in chosen
             ]
@@ -181,7 +181,9 @@ def test_trees_are_the_same_to_the_bit_whatever_shares_the_batch(
 
     together = draft([0, 1, 2])
     assert [len(turns[0].token_ids) for turns in together.values()] == [5, 15, 25]
-    assert [max(depths(turns[0])) for turns in together.values()] == [2, 3, 4]
+    # With nodes to spare, the depth alone ends a tree.
+    assert [len(turns[1].token_ids) for turns in together.values()] == [3 + 9, 3 + 18, 3 + 27]
+    assert [max(depths(turns[1])) for turns in together.values()] == [2, 3, 4]
     for index in range(3):
         assert draft([index])[index] == together[index]
     assert draft([2, 0]) == {index: together[index] for index in (2, 0)}
