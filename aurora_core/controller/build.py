@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from aurora_core.components import build_component, run_defaults
 from aurora_core.controller.run_directory import RunDirectory, without_secrets
+from aurora_core.controller.trials import can_route
 from aurora_core.errors import CheckpointError, ConfigError
 from aurora_core.interfaces import ServePlan
 from aurora_core.learner.plan import LearnerPlan, write_plan
@@ -87,7 +88,7 @@ def build_parts(config: RunConfig, plugins: Plugins, *, progress: ReportProgress
         backend_name=config.backend.name,
     )
     policy = build_component(plugins, "swap_policies", config.swap_policy)
-    if policy.needs_routing and not backend.provides.request_routing:
+    if policy.needs_routing and not can_route(backend):
         raise ConfigError(
             f"swap policy {config.swap_policy.name!r} sends a share of the requests to a version "
             f"on trial, which backend {config.backend.name!r} cannot; use swap_policy: gate"

@@ -22,6 +22,14 @@ _FIRST_PLAIN_REQUESTS = 10
 to compare with."""
 
 
+def can_route(backend: Backend) -> bool:
+    """Return whether shares of the requests can be given to other drafters.
+
+    An engine may answer single requests that name a drafter and yet have no routes.
+    """
+    return backend.provides.request_routing and type(backend).route is not Backend.route
+
+
 class Trials:
     """Routes shares of the requests; does nothing on engines that cannot."""
 
@@ -40,7 +48,7 @@ class Trials:
             plain_share: share of the requests without speculation while a drafter is live.
             clock: Unix seconds.
         """
-        self.can_route = backend.provides.request_routing
+        self.can_route = can_route(backend)
         self.draft: DraftVersion | None = None
         """The version on trial."""
         self._share = 0.0
