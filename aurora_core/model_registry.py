@@ -56,6 +56,7 @@ class ModelRegistry:
         self._session.submit(
             f"logging live figures of version {draft.version}",
             lambda run: self._serve(run, draft, stats),
+            droppable=True,
         )
 
     def note_verdict(self, draft: DraftVersion, verdict: Verdict) -> None:
