@@ -21,12 +21,21 @@ def aurora_register_trace_sinks() -> Iterable[Registration]:
 @hookimpl
 def aurora_register_swap_policies() -> Iterable[Registration]:
     """Register the built-in judges."""
-    yield Registration("always", "aurora_core.policies:AlwaysSwap", "promotes every new version")
     yield Registration(
-        "interval", "aurora_core.policies:IntervalSwap", "promotes at most one version an interval"
+        "always", "aurora_core.policies.simple:AlwaysSwap", "promotes every new version"
+    )
+    yield Registration(
+        "interval",
+        "aurora_core.policies.simple:IntervalSwap",
+        "promotes at most one version an interval",
     )
     yield Registration(
         "gate",
-        "aurora_core.policies:HoldoutGate",
+        "aurora_core.policies.gate:HoldoutGate",
         "promotes a version that accepts more on held-out traces than the live one",
+    )
+    yield Registration(
+        "canary",
+        "aurora_core.policies.canary:CanarySwap",
+        "tries a version on a share of the requests, then promotes or drops it",
     )

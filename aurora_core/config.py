@@ -141,6 +141,45 @@ class FinalBenchSection(Section):
     """Numbers of requests decoded together; the first one gives `otps` in the report."""
 
 
+class GuardSection(Section):
+    """What keeps a swap from making serving worse for long, whatever the swap policy says."""
+
+    probation_requests: int = Field(100, ge=0)
+    """Requests after a swap in which the new version is rolled back if it accepts less than the
+    best version before it; 0 never rolls back."""
+    max_loss: float = Field(0.05, ge=0, lt=1)
+    """Share of tokens per step that a version on probation may fall behind."""
+    min_requests: int = Field(8, ge=2)
+    """Requests of a version before anything is concluded from them."""
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+    """Confidence of every such conclusion, over all looks together."""
+    disable_speculation: bool = True
+    """Whether speculation is switched off when decoding without it is surely faster."""
+    plain_share: float = Field(0.02, ge=0, le=0.5)
+    """Share of the requests that are answered without speculation, so that its true worth is known;
+    needs an engine that can route requests. Until ten were, it is 10 %, unless 0."""
+    cooldown_s: float = Field(60.0, ge=0)
+    """Seconds before speculation that was switched off is tried again; doubles each time in a row,
+    up to an hour."""
+    retry_share: float = Field(0.05, gt=0, le=0.5)
+    """Share of the requests on which it is tried again."""
+    drift_threshold: float = Field(30.0, gt=0)
+    """Score of the Page-Hinkley test from which a falling acceptance counts as drift, in standard
+    deviations of one request."""
+    fresh_s: float = Field(120.0, ge=0)
+    """Seconds for which the learner trains on nothing but new traces after drift; 0 does not."""
+
+
+class RetentionSection(Section):
+    """How many versions stay on disk; those in use and the newest one always do."""
+
+    keep_versions: int = Field(8, ge=1)
+    """Newest versions to keep, at least."""
+    max_bytes: int | None = Field(4 << 30, ge=0)
+    """Older ones are deleted, oldest first, while all versions together take more; null deletes all
+    of them."""
+
+
 class TrackingSection(Section):
     """Metrics and versions in MLflow."""
 
@@ -167,6 +206,10 @@ class RunConfig(Section):
     """Buffer between serving and learning, and its options."""
     swap_policy: ComponentSection = ComponentSection(name="gate")
     """Judge of new versions, and its options."""
+    guard: GuardSection = GuardSection()
+    """Probation, roll back and the way without speculation."""
+    retention: RetentionSection = RetentionSection()
+    """Versions on disk."""
     num_speculative_tokens: int = Field(3, ge=1)
     """Draft tokens per verification step, at most."""
     learner: LearnerSection = LearnerSection()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from aurora_core.errors import BackendError
 from aurora_core.records import (
     BackendStatus,
     DraftVersion,
@@ -22,6 +23,7 @@ from aurora_core.records import (
     Needs,
     Provides,
     RequestStats,
+    Route,
     Sampling,
     SinkStats,
     SwapReceipt,
@@ -245,6 +247,22 @@ class Backend(Component, ABC):
             BackendError: refused, or the checksum read back differs; the previous drafter serves.
         """
 
+    async def route(self, routes: Sequence[Route]) -> None:
+        """Give shares of the requests to other drafters, or to none; the rest goes to the live one.
+
+        Only for engines that provide `request_routing`. Which request goes where is drawn at
+        random. Replaces the routes before; drafters that no route names any more may be let go of.
+        A route to a version that goes live is to be given up by the caller.
+
+        Args:
+            routes: shares that add up to 1 at most; none gives everything to the live drafter.
+
+        Raises:
+            BackendError: a drafter cannot be loaded beside the live one; the routes before stay.
+        """
+        if routes:
+            raise BackendError("this engine cannot route requests to chosen drafters")
+
     @abstractmethod
     async def status(self) -> BackendStatus:
         """Return the live version, its checksum and the load, read from the engine."""
@@ -368,6 +386,10 @@ class TraceReader(ABC):
 
 class SwapPolicy(Component, ABC):
     """Judges whether new weights go live, and when to go back. Pure: no I/O and no clock."""
+
+    needs_routing: bool = False
+    """Whether it sends a share of the requests to a candidate: a configuration with a backend that
+    cannot is refused."""
 
     @abstractmethod
     def decide(self, evidence: Evidence) -> Verdict:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aurora_core.acceptance import holdout_acceptance_length
-from aurora_core.records import DraftVersion, Verdict
+from aurora_core.records import DraftVersion, ServingStats, Verdict
 
 if TYPE_CHECKING:
     from aurora_core.mlflow_session import MlflowRun, MlflowSession
@@ -49,6 +50,14 @@ class ModelRegistry:
     def set_live(self, live: DraftVersion | None, previous: DraftVersion | None) -> None:
         """Move the aliases `champion` and `previous`; None removes one."""
         self._session.submit("moving aliases", lambda run: self._move(run, live, previous))
+
+    def note_serving(self, draft: DraftVersion, stats: ServingStats) -> None:
+        """Log what a version did on live requests beside its held-out figures."""
+        self._session.submit(
+            f"logging live figures of version {draft.version}",
+            lambda run: self._serve(run, draft, stats),
+            droppable=True,
+        )
 
     def note_verdict(self, draft: DraftVersion, verdict: Verdict) -> None:
         """Write the last verdict on a version beside it."""
@@ -90,6 +99,11 @@ class ModelRegistry:
         number = self._ensure_registered(run, draft)
         for key, value in (("verdict", verdict.action), ("verdict_reason", verdict.reason)):
             run.client.set_model_version_tag(self.name, number, key, value[:_MAX_TAG_LENGTH])
+
+    def _serve(self, run: MlflowRun, draft: DraftVersion, stats: ServingStats) -> None:
+        number = self._ensure_registered(run, draft)
+        source = run.client.get_model_version(self.name, number).source
+        self._log(run, draft, str(source).removeprefix("models:/"), live_figures(stats))
 
     def _retire(self, run: MlflowRun, draft: DraftVersion) -> None:
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
@@ -154,6 +168,11 @@ class ModelRegistry:
         )
 
     def _log_figures(self, run: MlflowRun, draft: DraftVersion, model_id: str) -> None:
+        self._log(run, draft, model_id, figures(draft))
+
+    def _log(
+        self, run: MlflowRun, draft: DraftVersion, model_id: str, values: Mapping[str, float]
+    ) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -161,9 +180,23 @@ class ModelRegistry:
             run.run_id,
             metrics=[
                 Metric(key, value, now, draft.global_step, model_id=model_id)
-                for key, value in figures(draft).items()
+                for key, value in values.items()
             ],
         )
+
+
+def live_figures(stats: ServingStats) -> dict[str, float]:
+    """Return what a version did on live requests, as metrics."""
+    values = {
+        "live/num_requests": float(stats.num_requests),
+        "live/acceptance_length": stats.acceptance_length,
+        "live/otps": stats.otps,
+    }
+    for position, rate in enumerate(stats.acceptance_per_position, start=1):
+        values[f"live/acceptance_at_{position}"] = rate
+    for one in stats.by_batch_size:
+        values[f"live/otps_at_batch_size_{one.batch_size}"] = one.otps.mean
+    return values
 
 
 def figures(draft: DraftVersion) -> dict[str, float]:
@@ -186,6 +219,13 @@ def _identity(draft: DraftVersion) -> tuple[str, str]:
     return str(draft.version), draft.checksum
 
 
+def _span(oldest: float, newest: float) -> str:
+    """Return two times as one readable span, in UTC."""
+    return " to ".join(
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when)) for when in (oldest, newest)
+    )
+
+
 def _tags(draft: DraftVersion) -> dict[str, str]:
     return {
         "draft_version": str(draft.version),
@@ -196,4 +236,6 @@ def _tags(draft: DraftVersion) -> dict[str, str]:
         "target_fingerprint": draft.target_fingerprint,
         "checksum": draft.checksum,
         "path": draft.path,
+        "objective": draft.objective,
+        "data_window": "" if draft.data_window is None else _span(*draft.data_window),
     }

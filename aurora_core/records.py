@@ -15,8 +15,51 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from aurora_core.serving_figures import (
+    Drift,
+    Sample,
+    ServingStats,
+    SwapCost,
+    SwitchedOff,
+    TrafficSlice,
+    Trial,
+)
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+__all__ = [
+    "NO_DRAFTER",
+    "TRACE_SCHEMA",
+    "UNTRAINED",
+    "BackendStatus",
+    "DraftVersion",
+    "Drift",
+    "Evidence",
+    "FeatureName",
+    "Holdout",
+    "Needs",
+    "Nodes",
+    "Provides",
+    "Registration",
+    "RequestStats",
+    "Route",
+    "Rows",
+    "Sample",
+    "Sampling",
+    "ServingStats",
+    "SinkStats",
+    "Steps",
+    "SwapCost",
+    "SwapReceipt",
+    "SwitchedOff",
+    "TargetSpec",
+    "Trace",
+    "TrafficSlice",
+    "Trial",
+    "Verdict",
+    "VerificationRule",
+]
 
 TRACE_SCHEMA = 1
 """Version of the trace layout; a reader refuses any other."""
@@ -263,6 +306,11 @@ class DraftVersion:
     """Scalars of the last training window and of the held-out replay."""
     holdout: Holdout | None = None
     """Held-out replay of this version beside the version that was live; None without traces."""
+    objective: str = ""
+    """What was minimised, as the speculator's options name it; empty where they name none."""
+    data_window: tuple[float, float] | None = None
+    """Unix seconds at which the oldest and the newest request arrived that were learned from since
+    the version before; None if there were none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,20 +330,10 @@ class Holdout:
     """Per trace, per draft position: anchors whose first k drafts were all right. [traces][K]"""
     live_accepted: tuple[tuple[int, ...], ...]
     """The same for the live drafter; empty without one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingStats:
-    """Live traffic of one draft version, as far as it has been observed."""
-
-    version: int
-    """`NO_DRAFTER` for traffic without speculation."""
-    num_requests: int
-    num_output_tokens: int
-    acceptance_length: float
-    """1 + accepted / verification steps."""
-    otps: float
-    """Mean output tokens per second of a request."""
+    tenants: tuple[str, ...] = ()
+    """Per trace; empty where traces carry none. [traces]"""
+    routes: tuple[str, ...] = ()
+    """Per trace; empty where traces carry none. [traces]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,16 +347,63 @@ class Evidence:
     """One entry per version seen in the recent window, `NO_DRAFTER` included when measured."""
     num_requests_since_swap: int
     seconds_since_swap: float
+    num_tokens_since_swap: int = 0
+    """Output tokens of those requests."""
+    since_swap: ServingStats | None = None
+    """What is live, over the requests that it alone served since the last swap."""
+    without_speculation: ServingStats | None = None
+    """The standing estimate of speed without speculation: requests that no drafter served since
+    the first one went live, and so beside the same learner."""
+    swap_cost: SwapCost | None = None
+    """None before the first swap of a run."""
+    trial: Trial | None = None
+    """A version that serves a share of the requests now."""
+    waiting: DraftVersion | None = None
+    """A newer version than the candidate, which is judged once the candidate is not any more."""
+    drift: tuple[Drift, ...] = ()
+    """One entry per tenant with enough recent requests of the live version."""
+    stored: tuple[int, ...] = ()
+    """Versions on disk, which a verdict may return to."""
+    can_route: bool = False
+    """Whether the engine can send a share of the requests to another version."""
+    pinned: bool = False
+    """Whether a person chose what is live: it stays until they let go."""
+    switched_off: SwitchedOff | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What a swap policy decided, and why. The reason is logged verbatim."""
 
-    action: Literal["hold", "shadow", "canary", "promote", "roll_back", "disable_speculation"]
+    action: Literal[
+        "hold", "shadow", "canary", "promote", "roll_back", "drop", "disable_speculation"
+    ]
+    """What is to become of the candidate; a review of the live version says what becomes of it.
+
+        hold                 nothing changes; judged again later
+        shadow, canary       it drafts for a share of the requests: unused, or used
+        promote              it goes live
+        drop                 it is not judged again
+        roll_back            `version` goes live, or else the previous one
+        disable_speculation  no drafter is live
+    """
     reason: str
     numbers: Mapping[str, float] = field(default_factory=dict)
     """The figures the verdict rests on."""
+    version: int | None = None
+    """Where a roll back goes; None is the previous version."""
+    share: float = 0.0
+    """Share of the requests for `shadow` and `canary`, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A share of the requests that a backend gives to another drafter than the live one."""
+
+    draft: DraftVersion | None
+    """Loaded beside the live one; None answers without speculation."""
+    share: float
+    """Share of the requests that name no drafter themselves, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

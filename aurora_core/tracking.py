@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 REPORT_FILES = ("report.json", "report.html", "verdicts.jsonl", "resolved.yaml")
 """Files of a run directory that are attached to the MLflow run when it ends."""
 
+_DECISIVE = ("promote", "roll_back", "drop", "disable_speculation")
+"""Verdicts that end something, after which live figures are complete."""
 _MAX_PARAM_LENGTH = 500
 _PARAMS_PER_CALL = 100
 
@@ -128,6 +130,11 @@ class Tracking:
         self._last_verdict = (draft.version, verdict.action)
         self._num_verdicts += 1
         self.registry.note_verdict(draft, verdict)
+        if verdict.action in _DECISIVE:
+            if evidence.live is not None and evidence.since_swap is not None:
+                self.registry.note_serving(evidence.live, evidence.since_swap)
+            if evidence.trial is not None and evidence.trial.challenger.num_requests:
+                self.registry.note_serving(draft, evidence.trial.challenger)
         name = f"verdicts/{self._num_verdicts:05d}-v{draft.version:06d}-{verdict.action}.json"
         record = {"verdict": to_dict(verdict), "evidence": to_dict(evidence)}
 

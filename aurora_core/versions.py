@@ -43,7 +43,7 @@ class VersionStore:
 
     def next_version(self) -> int:
         """Return the number of the next version: numbers of broken ones are not used again."""
-        return max(self._numbers(), default=0) + 1
+        return max(self.numbers(), default=0) + 1
 
     def stage(
         self,
@@ -57,6 +57,8 @@ class VersionStore:
         num_tokens_trained: int,
         metrics: Mapping[str, float] | None = None,
         holdout: Holdout | None = None,
+        objective: str = "",
+        data_window: tuple[float, float] | None = None,
     ) -> DraftVersion:
         """Write a version; its directory is complete or absent, whenever the process dies.
 
@@ -89,6 +91,8 @@ class VersionStore:
                 checksum=self._checksum(partial, version),
                 metrics=dict(metrics or {}),
                 holdout=holdout,
+                objective=objective,
+                data_window=data_window,
             )
             (partial / _RECORD).write_text(to_json(draft), encoding="utf-8")
             for file in partial.iterdir():
@@ -114,7 +118,7 @@ class VersionStore:
             if not path.is_dir():
                 raise CheckpointError(
                     f"version {version} is not in {str(self.path)!r}; it holds "
-                    f"{', '.join(map(str, self._numbers())) or 'none'}"
+                    f"{', '.join(map(str, self.numbers())) or 'none'}"
                 ) from error
             raise CheckpointError(
                 f"version {version} in {str(path)!r} is broken: {_RECORD} cannot be read: "
@@ -153,7 +157,7 @@ class VersionStore:
     def list(self) -> tuple[DraftVersion, ...]:
         """Return all versions whose record can be read, oldest first; logs the others."""
         records = []
-        for version in self._numbers():
+        for version in self.numbers():
             try:
                 records.append(self.read(version))
             except CheckpointError as error:
@@ -165,8 +169,8 @@ class VersionStore:
     ) -> tuple[int, ...]:
         """Delete old versions; return their numbers.
 
-        Champion, previous, challenger and the newest version are never deleted, whatever the
-        limits say.
+        Champion, previous, challenger, the version on trial and the newest one are never deleted,
+        whatever the limits say.
 
         Args:
             state: which versions are in use.
@@ -175,8 +179,8 @@ class VersionStore:
                 together take more; None deletes all of them.
         """
         self._clear_leftovers("deleted")
-        numbers = self._numbers()
-        used = {state.champion, state.previous, state.challenger}
+        numbers = self.numbers()
+        used = {state.champion, state.previous, state.challenger, state.trial}
         candidates = [number for number in numbers[: -max(keep_last, 1)] if number not in used]
         sizes = {number: _folder_bytes(self.directory(number)) for number in numbers}
         deleted = []
@@ -194,7 +198,8 @@ class VersionStore:
             raise CheckpointError(f"version {version} is not a version number")
         return self.path / f"v{version:06d}"
 
-    def _numbers(self) -> tuple[int, ...]:
+    def numbers(self) -> tuple[int, ...]:
+        """Return the numbers of all versions, oldest first; their records are not looked at."""
         try:
             matches = [_NAME.fullmatch(name) for name in os.listdir(self.path)]
         except FileNotFoundError:
@@ -235,6 +240,13 @@ class RunState:
     """Version that was live before; where a roll back goes."""
     challenger: int | None = None
     """Newest published version that has not been judged to its end."""
+    trial: int | None = None
+    """Version that serves a share of the requests; judged anew by a later run unless a newer one
+    waits."""
+    pinned: bool = False
+    """Whether a person chose the champion, or none: no verdict replaces it."""
+    switched_off: bool = False
+    """Whether there is no champion because nothing beat decoding without speculation."""
 
 
 def read_run_state(path: Path) -> RunState:

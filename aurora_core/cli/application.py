@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from aurora_core import __version__
-from aurora_core.cli import doctor, measure, plugins, run, target, versions
+from aurora_core.cli import comparing, doctor, judging, measure, plugins, run, target, versions
 from aurora_core.errors import AuroraError
 
 _COMMANDS: dict[str, Callable[..., None]] = {
@@ -25,6 +25,11 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "bench": measure.bench,
     "replay": measure.replay,
     "versions": versions.versions,
+    "explain": judging.explain,
+    "promote": judging.promote,
+    "rollback": judging.rollback,
+    "compare": comparing.compare,
+    "export": comparing.export,
     "ui": versions.ui,
     "doctor": doctor.doctor,
 }

@@ -68,7 +68,17 @@ def as_text(found: Sequence[DraftVersion], state: RunState, *, now: float) -> st
         "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
-    return "\n".join(lines)
+    return "\n".join([*lines, *_remarks(state)])
+
+
+def _remarks(state: RunState) -> list[str]:
+    """Say what a reader of the table would wonder about."""
+    if state.pinned:
+        what = "no drafter" if state.champion is None else f"version {state.champion}"
+        return [f"a person made {what} live; `aurora promote --auto` lets the swap policy decide"]
+    if state.switched_off:
+        return ["speculation is switched off: nothing beat decoding without it"]
+    return []
 
 
 def held_out_acceptance_length(version: DraftVersion) -> float | None:

@@ -56,6 +56,10 @@ class Bookkeeping:
         live: DraftVersion | None,
         previous: DraftVersion | None,
         challenger: DraftVersion | None,
+        *,
+        on_trial: DraftVersion | None = None,
+        pinned: bool = False,
+        switched_off: bool = False,
     ) -> None:
         """Write down which versions are in use; never raises because of the disk.
 
@@ -63,14 +67,25 @@ class Bookkeeping:
             live: serves now, None without a drafter.
             previous: where a roll back goes.
             challenger: waits to be judged.
+            on_trial: serves a share of the requests.
+            pinned: a person chose what is live.
+            switched_off: a verdict switched speculation off.
         """
         if self._registry is not None and (live, previous) != self._aliases:
             self._aliases = (live, previous)
             self._registry.set_live(live, previous)
-        champion, earlier, waiting = (
-            None if draft is None else draft.version for draft in (live, previous, challenger)
+        champion, earlier, waiting, trial = (
+            None if draft is None else draft.version
+            for draft in (live, previous, challenger, on_trial)
         )
-        self._unwritten = RunState(champion=champion, previous=earlier, challenger=waiting)
+        self._unwritten = RunState(
+            champion=champion,
+            previous=earlier,
+            challenger=waiting,
+            trial=trial,
+            pinned=pinned,
+            switched_off=switched_off,
+        )
         await self._write()
 
     async def retry(self) -> None:

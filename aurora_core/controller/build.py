@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 from aurora_core.components import build_component, run_defaults
 from aurora_core.controller.run_directory import RunDirectory, without_secrets
-from aurora_core.errors import CheckpointError
+from aurora_core.controller.trials import can_route
+from aurora_core.errors import CheckpointError, ConfigError
 from aurora_core.interfaces import ServePlan
 from aurora_core.learner.plan import LearnerPlan, write_plan
 from aurora_core.negotiation import Agreement, negotiate
+from aurora_core.policies.guard import Guard
 from aurora_core.records import NO_DRAFTER, UNTRAINED
 from aurora_core.target.progress import ReportProgress, silent
 from aurora_core.target.pull import pull_target
@@ -63,6 +65,10 @@ class Lineage:
     num_steps: int
     """Optimizer steps behind the newest version."""
     num_tokens_trained: int
+    pinned: bool = False
+    """A person chose what is live."""
+    switched_off: bool = False
+    """A verdict switched speculation off."""
 
 
 def build_parts(config: RunConfig, plugins: Plugins, *, progress: ReportProgress = silent) -> Parts:
@@ -81,6 +87,12 @@ def build_parts(config: RunConfig, plugins: Plugins, *, progress: ReportProgress
         speculator_name=config.speculator.name,
         backend_name=config.backend.name,
     )
+    policy = build_component(plugins, "swap_policies", config.swap_policy)
+    if policy.needs_routing and not can_route(backend):
+        raise ConfigError(
+            f"swap policy {config.swap_policy.name!r} sends a share of the requests to a version "
+            f"on trial, which backend {config.backend.name!r} cannot; use swap_policy: gate"
+        )
     sink_defaults = run_defaults(config, "trace_sinks")
     return Parts(
         config=config,
@@ -89,7 +101,7 @@ def build_parts(config: RunConfig, plugins: Plugins, *, progress: ReportProgress
         speculator=speculator,
         backend=backend,
         sink=build_component(plugins, "trace_sinks", config.trace_sink, defaults=sink_defaults),
-        policy=build_component(plugins, "swap_policies", config.swap_policy),
+        policy=Guard(policy, config.guard),
         agreement=agreement,
     )
 
@@ -116,16 +128,19 @@ def read_lineage(directory: RunDirectory) -> Lineage:
     """
     state = read_run_state(directory.state)
     live, previous = (_intact(directory, number) for number in (state.champion, state.previous))
-    if live is None:
+    off_on_purpose = state.champion is None and (state.pinned or state.switched_off)
+    if live is None and not off_on_purpose:
         live, previous = previous, None
     newest = directory.store.list()[-1:]
     return Lineage(
         live=live,
         previous=previous,
-        challenger=_intact(directory, state.challenger),
+        challenger=_intact(directory, state.challenger) or _intact(directory, state.trial),
         newest_version=directory.store.next_version() - 1,
         num_steps=newest[0].global_step if newest else 0,
         num_tokens_trained=newest[0].num_tokens_trained if newest else 0,
+        pinned=state.pinned and (off_on_purpose or live is not None),
+        switched_off=state.switched_off and off_on_purpose,
     )
 
 

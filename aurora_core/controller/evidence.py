@@ -2,38 +2,142 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+import contextlib
+import os
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
-from statistics import fmean
+from dataclasses import dataclass
+from pathlib import Path
 
-from aurora_core.acceptance import acceptance_length
-from aurora_core.records import NO_DRAFTER, DraftVersion, Evidence, RequestStats, ServingStats
+from pydantic import ValidationError
+
+from aurora_core.controller.drift import PageHinkley
+from aurora_core.controller.serving_stats import (
+    acceptance_length_of,
+    is_live,
+    length_of,
+    mean_otps,
+    otps,
+    serving_stats,
+    version_of,
+)
+from aurora_core.records import (
+    NO_DRAFTER,
+    DraftVersion,
+    Drift,
+    Evidence,
+    RequestStats,
+    ServingStats,
+    SwapCost,
+    SwapReceipt,
+    SwitchedOff,
+    Trial,
+)
+from aurora_core.wire import from_json
+
+__all__ = [
+    "LiveTraffic",
+    "acceptance_length_of",
+    "is_live",
+    "mean_otps",
+    "otps",
+    "read_recent_requests",
+    "version_of",
+]
 
 WINDOW_REQUESTS = 1000
 """Finished requests that count as recent traffic."""
+WINDOW_PER_VERSION = 200
+"""Newest requests of one version that its figures rest on: traffic changes."""
+
+
+_EARLIER = -1
+"""Place of requests of an earlier run: before any swap of this one."""
+_TAIL_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _RunningTrial:
+    version: int
+    share: float
+    started: float
+    first: int
 
 
 class LiveTraffic:
     """Remembers recent requests and turns them into the evidence a swap policy looks at."""
 
-    def __init__(self, *, started: float, window: int = WINDOW_REQUESTS) -> None:
+    def __init__(
+        self,
+        *,
+        started: float,
+        window: int = WINDOW_REQUESTS,
+        drift_threshold: float = 30.0,
+    ) -> None:
         """
         Args:
             started: Unix seconds; the time of the last swap until there is one.
             window: requests to remember.
+            drift_threshold: score from which a fall of acceptance counts as drift.
         """
-        self._recent: deque[RequestStats] = deque(maxlen=window)
-        self._last_swap = started
-        self._num_requests_since_swap = 0
+        self._recent: deque[tuple[int, RequestStats]] = deque(maxlen=window)
+        self._num_seen = 0
+        self._last_swap, self._first_since_swap = started, 0
+        self._num_tokens_since_swap = 0
+        self._receipts: list[SwapReceipt] = []
+        self._trial: _RunningTrial | None = None
+        self._live_version = NO_DRAFTER
+        self._first_drafted: int | None = None
+        self._drift_threshold = drift_threshold
+        self._drift: dict[str, PageHinkley] = {}
+
+    def remember(self, requests: Sequence[RequestStats]) -> None:
+        """Take in requests of an earlier run: they tell about versions, and count for nothing else.
+
+        Args:
+            requests: oldest first, before any that is observed.
+        """
+        self._recent.extend((_EARLIER, request) for request in requests)
 
     def observe(self, requests: Sequence[RequestStats]) -> None:
         """Take in finished requests, in order."""
-        self._recent.extend(requests)
-        self._num_requests_since_swap += len(requests)
+        for request in requests:
+            self._recent.append((self._num_seen, request))
+            self._num_seen += 1
+            self._num_tokens_since_swap += request.num_output_tokens
+            if version_of(request) == self._live_version != NO_DRAFTER and _counts(request):
+                detector = self._drift.setdefault(request.tenant, PageHinkley())
+                detector.observe(length_of(request))
 
-    def swapped(self, now: float) -> None:
-        """Start counting anew: another drafter serves from `now` on."""
-        self._last_swap, self._num_requests_since_swap = now, 0
+    def swapped(self, now: float, receipt: SwapReceipt | None = None) -> None:
+        """Start counting anew: another drafter serves from `now` on.
+
+        Args:
+            now: Unix seconds.
+            receipt: what the swap cost; None if nothing was measured.
+        """
+        self._last_swap, self._first_since_swap = now, self._num_seen
+        self._num_tokens_since_swap = 0
+        self._drift.clear()
+        if receipt is not None:
+            if receipt.version != NO_DRAFTER and self._first_drafted is None:
+                self._first_drafted = self._num_seen
+            self._live_version = receipt.version
+            if receipt.load_ms > 0 or receipt.stall_ms > 0:
+                self._receipts.append(receipt)
+
+    def serve_first(self, live: DraftVersion | None) -> None:
+        """Say what is live when a run starts."""
+        if live is not None:
+            self._live_version, self._first_drafted = live.version, 0
+
+    def begin_trial(self, version: int, share: float, now: float) -> None:
+        """A share of the requests goes to another version from `now` on."""
+        self._trial = _RunningTrial(version, share, now, self._num_seen)
+
+    def end_trial(self) -> None:
+        """No request goes to another version any more."""
+        self._trial = None
 
     def evidence(
         self,
@@ -42,15 +146,33 @@ class LiveTraffic:
         live: DraftVersion | None,
         previous: DraftVersion | None,
         now: float,
+        waiting: DraftVersion | None = None,
+        stored: tuple[int, ...] = (),
+        can_route: bool = False,
+        pinned: bool = False,
+        switched_off: SwitchedOff | None = None,
     ) -> Evidence:
         """Return everything a policy may look at when it judges `candidate` at time `now`."""
+        live_version = NO_DRAFTER if live is None else live.version
+        since_swap = self._of(live_version, since=self._first_since_swap)
         return Evidence(
             candidate=candidate,
             live=live,
             previous=previous,
             serving=self.serving(),
-            num_requests_since_swap=self._num_requests_since_swap,
+            num_requests_since_swap=self._num_seen - self._first_since_swap,
             seconds_since_swap=now - self._last_swap,
+            num_tokens_since_swap=self._num_tokens_since_swap,
+            since_swap=serving_stats(live_version, since_swap) if since_swap else None,
+            without_speculation=self.without_speculation(),
+            swap_cost=self.swap_cost(),
+            trial=self._running_trial(live_version, now),
+            waiting=waiting,
+            drift=self.drift(),
+            stored=stored,
+            can_route=can_route,
+            pinned=pinned,
+            switched_off=switched_off,
         )
 
     def serving(self) -> tuple[ServingStats, ...]:
@@ -59,64 +181,96 @@ class LiveTraffic:
         Requests that saw a swap belong to no version and are left out, as are aborted ones.
         """
         by_version: dict[int, list[RequestStats]] = defaultdict(list)
-        for request in self._recent:
+        for _, request in self._recent:
             version = version_of(request)
-            if version is not None and request.finish_reason != "abort":
+            if version is not None and _counts(request):
                 by_version[version].append(request)
         return tuple(
-            ServingStats(
-                version=version,
-                num_requests=len(requests),
-                num_output_tokens=sum(request.num_output_tokens for request in requests),
-                acceptance_length=acceptance_length_of(requests),
-                otps=mean_otps(requests),
-            )
+            serving_stats(version, requests[-WINDOW_PER_VERSION:])
             for version, requests in sorted(by_version.items())
         )
 
+    def without_speculation(self) -> ServingStats | None:
+        """Return the standing estimate of speed without speculation, None without any.
 
-def version_of(request: RequestStats) -> int | None:
-    """Return the version that served a request, None when it saw a swap.
+        Requests before the first drafter do not count: the learner, which takes its share of the
+        machine, waited for traces then.
+        """
+        if self._first_drafted is None:
+            return None
+        requests = self._of(NO_DRAFTER, since=self._first_drafted)[-WINDOW_PER_VERSION:]
+        return serving_stats(NO_DRAFTER, requests) if requests else None
 
-    Engines report plain steps as `NO_DRAFTER` even while a drafter is live, for example where no
-    draft fits before the token limit. Such a request belongs to its drafter if most of its steps
-    carried drafts.
-    """
-    oldest, newest = request.min_draft_version, request.max_draft_version
-    if oldest == newest:
-        return newest
-    if oldest == NO_DRAFTER and 2 * request.num_speculative_steps > request.num_steps:
-        return newest
-    return None
+    def swap_cost(self) -> SwapCost | None:
+        """Return what swaps cost so far, None before the first."""
+        receipts = self._receipts
+        if not receipts:
+            return None
+        return SwapCost(
+            num_swaps=len(receipts),
+            stall_s=sum(one.stall_ms for one in receipts) / len(receipts) / 1000,
+            load_s=sum(one.load_ms for one in receipts) / len(receipts) / 1000,
+        )
+
+    def drift(self) -> tuple[Drift, ...]:
+        """Return how far acceptance has fallen since the last swap, by tenant."""
+        tenants = Counter(request.tenant for _, request in self._recent)
+        return tuple(
+            Drift(
+                tenant=tenant,
+                score=detector.score,
+                threshold=self._drift_threshold,
+                num_requests=detector.num_values,
+                share=tenants[tenant] / len(self._recent),
+            )
+            for tenant, detector in sorted(self._drift.items())
+            if detector.is_ready
+        )
+
+    def _running_trial(self, live_version: int, now: float) -> Trial | None:
+        trial = self._trial
+        if trial is None:
+            return None
+        return Trial(
+            version=trial.version,
+            share=trial.share,
+            seconds=now - trial.started,
+            challenger=serving_stats(trial.version, self._of(trial.version, since=trial.first)),
+            live=serving_stats(live_version, self._of(live_version, since=trial.first)),
+        )
+
+    def _of(self, version: int, *, since: int) -> list[RequestStats]:
+        found: Iterable[RequestStats] = (
+            request
+            for index, request in self._recent
+            if index >= since and version_of(request) == version and _counts(request)
+        )
+        return list(found)
 
 
-def is_live(request: RequestStats, live_version: int) -> bool:
-    """Return whether a request was served by whatever was live.
+def read_recent_requests(path: Path) -> list[RequestStats]:
+    """Return the newest requests of earlier runs on a directory, oldest first.
 
-    The others are losslessness comparisons, the plain half of a measurement and whatever else
-    asked for no speculation: they say nothing about the live drafter.
+    Lines that cannot be read are left out: they are evidence, and nothing depends on them.
 
     Args:
-        request: the finished request.
-        live_version: version that was live then, `NO_DRAFTER` for none.
+        path: `requests.jsonl`; none need exist.
     """
-    return request.max_draft_version != NO_DRAFTER or live_version == NO_DRAFTER
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _TAIL_BYTES, 0))
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    if size > _TAIL_BYTES:
+        del lines[0]  # most likely cut
+    found = []
+    for line in lines[-WINDOW_REQUESTS:]:
+        with contextlib.suppress(ValidationError):
+            found.append(from_json(RequestStats, line))
+    return found
 
 
-def acceptance_length_of(requests: Iterable[RequestStats]) -> float:
-    """Return the acceptance length over all steps of some requests."""
-    counts = [(sum(one.accepted_per_position), one.num_steps) for one in requests]
-    return acceptance_length(sum(a for a, _ in counts), sum(steps for _, steps in counts))
-
-
-def otps(request: RequestStats) -> float | None:
-    """Return output tokens per second after the first token, None for too short an answer."""
-    if request.num_output_tokens < 2 or request.decode_s <= 0:
-        return None
-    return (request.num_output_tokens - 1) / request.decode_s
-
-
-def mean_otps(requests: Iterable[RequestStats]) -> float:
-    """Return the mean over requests of their output tokens per second, 0.0 without any."""
-    values = [value for request in requests if (value := otps(request)) is not None]
-    return fmean(values) if values else 0.0
+def _counts(request: RequestStats) -> bool:
+    return request.finish_reason != "abort"

@@ -30,6 +30,7 @@ from aurora_core.errors import AuroraError
 from aurora_core.learner.protocol import (
     Command,
     Event,
+    Fresh,
     Live,
     Progress,
     Published,
@@ -156,6 +157,11 @@ class LearnerProcess:
         """Say which version serves, None for none; repeated to a restarted learner."""
         self._live_version = version
         await self._send(Live(version=version))
+
+    async def ask_for_fresh(self, seconds: float) -> None:
+        """Say that the traffic has changed: train on new traces alone for so long."""
+        if seconds > 0:
+            await self._send(Fresh(seconds=seconds))
 
     async def stop(self) -> None:
         """Let it write a checkpoint and end; force it when that takes too long."""

@@ -39,6 +39,8 @@ class Outcome:
     served: bool = False
     """The engine has answered."""
     interrupted: bool = False
+    is_ending: bool = False
+    """Whether nothing about the drafters may change any more."""
     measuring: bool = False
     """The final measurement has begun: requests are no traffic any more."""
     learner_gave_up: bool = False

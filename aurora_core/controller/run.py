@@ -36,10 +36,11 @@ from aurora_core.controller import build
 from aurora_core.controller.announcement import announce
 from aurora_core.controller.background import Background
 from aurora_core.controller.bookkeeping import Bookkeeping
-from aurora_core.controller.evidence import LiveTraffic
+from aurora_core.controller.evidence import LiveTraffic, read_recent_requests
 from aurora_core.controller.final_measurement import FinalMeasurement
 from aurora_core.controller.learning import prepare_learner
 from aurora_core.controller.observers import make_tracking, registered
+from aurora_core.controller.operator import Operator
 from aurora_core.controller.outcome import (
     INTERRUPTED,
     EngineDied,
@@ -96,7 +97,7 @@ def run(
         try:
             with progress_bar() as progress:
                 parts = build.build_parts(config, plugins, progress=progress)
-            directory = RunDirectory(config.run_dir)
+            directory = RunDirectory(config.run_dir, retention=config.retention)
             with directory.locked(), directory.logged():
                 one = Run(parts, directory, console, learner_module=learner_module)
                 return anyio.run(one.execute, requests, duration_s, report_dir)
@@ -133,7 +134,10 @@ class Run:
         live_version = build.version_at_start(parts, lineage)
         self.history = History(live_version, lineage.newest_version)
         self.traces = TraceCounts(parts.sink)
-        self.evidence = LiveTraffic(started=self.started)
+        self.evidence = LiveTraffic(
+            started=self.started, drift_threshold=parts.config.guard.drift_threshold
+        )
+        self.evidence.remember(read_recent_requests(directory.requests))
         self.requests_file = RecordFile(directory.requests, console.note)
         self.verdicts_file = RecordFile(directory.verdicts, console.note)
         self.requests_log = RequestsLog(
@@ -153,6 +157,14 @@ class Run:
             note=console.note,
             notify=parts.plugins.notify,
             on_change=self._on_change,
+            guard=parts.config.guard,
+            stored=directory.store.numbers,
+            on_drift=self._on_drift,
+            pinned=lineage.pinned,
+            switched_off=lineage.switched_off,
+        )
+        self.operator = Operator(
+            self.swapping, directory.store, is_ending=lambda: self.outcome.is_ending
         )
         self.learner = prepare_learner(
             parts, directory, lineage, self.swapping, console, module=learner_module
@@ -201,6 +213,7 @@ class Run:
                     await self._start_engine()
                     self._polling_task.start(tasks, self._poll)
                     self._swapping_task.start(tasks, self.swapping.run)
+                    tasks.start_soon(self.operator.run, self.directory.path)
                     if self.learner is not None:
                         tasks.start_soon(self.learner.run)
                     try:
@@ -259,11 +272,14 @@ class Run:
 
     async def _stop_learning(self) -> None:
         """Leave the machine to the engine; versions that still come are not judged any more."""
+        self.outcome.is_ending = True
         if self.learner is not None:
             if self.learner.pid is not None:
                 self.console.phase("stopping the learner")
             await self.learner.stop()
         await self._swapping_task.end()
+        if self.outcome.served:
+            await self.swapping.trials.stop()
 
     async def _wind_down(self) -> None:
         """End everything that may be running, whatever state it is in."""
@@ -296,6 +312,18 @@ class Run:
     async def _on_change(self) -> None:
         """Remember which versions are in use, and tell the learner."""
         swapping = self.swapping
-        await self.bookkeeping.remember(swapping.live, swapping.previous, swapping.challenger)
+        await self.bookkeeping.remember(
+            swapping.live,
+            swapping.previous,
+            swapping.challenger,
+            on_trial=swapping.trials.draft,
+            pinned=swapping.pinned,
+            switched_off=swapping.is_switched_off,
+        )
         if self.learner is not None:
             await self.learner.tell_live(swapping.live.version if swapping.live else None)
+
+    async def _on_drift(self) -> None:
+        """Have the learner leave the past alone for a while."""
+        if self.learner is not None:
+            await self.learner.ask_for_fresh(self.parts.config.guard.fresh_s)

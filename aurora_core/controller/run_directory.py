@@ -22,21 +22,27 @@ from aurora_core.errors import ConfigError
 from aurora_core.versions import RunState, VersionStore, write_run_state
 
 if TYPE_CHECKING:
-    from aurora_core.config import RunConfig
+    from aurora_core.config import RetentionSection, RunConfig
     from aurora_core.records import DraftVersion, TargetSpec
 
 _SECRET_KEY = re.compile(r"(^|_)((password|secret|credential|api_key|access_key)s?|token)$", re.I)
 _URL_PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
 
 _KEEP_VERSIONS = 8
-_MAX_VERSION_BYTES = 4 << 30
+_MAX_VERSION_BYTES: int | None = 4 << 30
 """Older versions than the last few are deleted, oldest first, once all take more than this."""
 
 
 class RunDirectory:
     """Names every file of a run and writes the controller's own ones."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, retention: RetentionSection | None = None) -> None:
+        """
+        Args:
+            path: of the folder; it need not exist.
+            retention: which versions stay; None keeps the last few.
+        """
+        self._retention = retention
         self.path = path.absolute()
         self.logs = self.path / "logs"
         self.spool = self.path / "spool"
@@ -147,9 +153,10 @@ class RunDirectory:
         """
         write_run_state(self.state, state)
         known = {draft.version: draft for draft in self.store.list()}
-        pruned = self.store.prune(
-            state=state, keep_last=_KEEP_VERSIONS, max_bytes=_MAX_VERSION_BYTES
-        )
+        keep, most = _KEEP_VERSIONS, _MAX_VERSION_BYTES
+        if self._retention is not None:
+            keep, most = self._retention.keep_versions, self._retention.max_bytes
+        pruned = self.store.prune(state=state, keep_last=keep, max_bytes=most)
         return tuple(known[version] for version in pruned if version in known)
 
     def write_resolved(self, config: RunConfig, resolved: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""From a published version to the one that serves: judge, swap, remember, tell.
+"""From a published version to the one that serves: judge it, and do what was decided.
 
     learner event -> publish() -> wake-up -> run(): policy.decide -> backend.swap -> state.json
                                     ^                                      |
@@ -7,9 +7,10 @@
                                                                            ^
     engine status, once a second -> reconcile(): another drafter serves ---+
 
-One version is judged at a time, always the newest one. What is decided is appended to
-`verdicts.jsonl` with all its evidence, so that a policy can be replayed on it. The engine has the
-last word on what serves: it may let go of a drafter that fails.
+One version is judged at a time, the one on trial before the newest one. What is decided is
+appended to `verdicts.jsonl` with all its evidence, so that a policy can be replayed on it. The
+engine has the last word on what serves: it may let go of a drafter that fails. A person has the
+last word on what should: what they make live stays until they let go.
 """
 
 from __future__ import annotations
@@ -21,18 +22,16 @@ from typing import Any
 
 import anyio
 
+from aurora_core.config import GuardSection
 from aurora_core.controller.evidence import LiveTraffic
+from aurora_core.controller.live_drafter import LiveDrafter, name_of
 from aurora_core.controller.record_file import RecordFile
-from aurora_core.controller.swap_gaps import SwapGaps
 from aurora_core.errors import BackendError, CheckpointError
 from aurora_core.interfaces import Backend, SwapPolicy
 from aurora_core.records import (
     NO_DRAFTER,
-    UNTRAINED,
-    BackendStatus,
     DraftVersion,
     Evidence,
-    SwapReceipt,
     Verdict,
 )
 from aurora_core.wire import from_dict, to_dict
@@ -40,8 +39,12 @@ from aurora_core.wire import from_dict, to_dict
 log = logging.getLogger(__name__)
 
 
-class Swapping:
-    """Owns which version is live, which one was before, and which one waits to be judged."""
+async def _nothing() -> None:
+    """Be told, and do nothing."""
+
+
+class Swapping(LiveDrafter):
+    """Judges what waits, what is on trial and what is live, and does what was decided."""
 
     def __init__(
         self,
@@ -56,6 +59,11 @@ class Swapping:
         note: Callable[[str], None],
         notify: Callable[..., None],
         on_change: Callable[[], Awaitable[None]],
+        guard: GuardSection | None = None,
+        stored: Callable[[], tuple[int, ...]] = tuple,
+        on_drift: Callable[[], Awaitable[None]] = _nothing,
+        pinned: bool = False,
+        switched_off: bool = False,
         review_s: float = 5.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -71,23 +79,35 @@ class Swapping:
             note: tells a person in a sentence what nobody decided.
             notify: calls a notification hook by name.
             on_change: awaited whenever `live`, `previous` or `challenger` changed.
+            guard: how long a version is on probation, and the share without speculation.
+            stored: returns the versions on disk.
+            on_drift: awaited when the acceptance of a tenant's requests is found to fall.
+            pinned: a person chose what is live, in an earlier run.
+            switched_off: speculation was switched off by a verdict, in an earlier run.
             review_s: a candidate that was held is judged again after so many seconds.
             clock: Unix seconds.
         """
-        self.live, self.previous = live, previous
-        self.challenger: DraftVersion | None = None
-        self.gaps = SwapGaps()
-        """The pauses that clients saw, at these swaps and elsewhere."""
-        self.num_failed_swaps = 0
-        self.num_engine_changes = 0
-        """Times the engine was found to serve another drafter than the last swap made live."""
-        self._backend, self._policy, self._traffic = backend, policy, traffic
-        self._verdicts, self._find = verdicts, find
-        self._note, self._notify, self._on_change = note, notify, on_change
-        self._review_s, self._clock = review_s, clock
+        super().__init__(
+            backend=backend,
+            traffic=traffic,
+            live=live,
+            previous=previous,
+            verdicts=verdicts,
+            find=find,
+            note=note,
+            notify=notify,
+            on_change=on_change,
+            plain_share=(guard or GuardSection()).plain_share,
+            pinned=pinned,
+            switched_off=switched_off,
+            clock=clock,
+        )
+        self._policy, self._guard, self._stored = policy, guard or GuardSection(), stored
+        self._on_drift, self._drifting = on_drift, frozenset[str]()
+        self._review_s = review_s
         self._last_action: tuple[int, str] | None = None
+        self._refused: set[int] = set()
         self._published = anyio.Event()
-        self._changing = anyio.Lock()
 
     def publish(self, draft: DraftVersion) -> None:
         """Announce a version and have it judged; it takes the place of one that still waits."""
@@ -104,86 +124,56 @@ class Swapping:
                 self._published = anyio.Event()
                 await self._on_change()
             async with self._changing:
-                if self.challenger is not None:
-                    await self._judge(self.challenger)
-                if self.live is not None:
-                    await self._judge(self.live)
+                await self.review()
 
-    async def reconcile(self, status: BackendStatus) -> None:
-        """Believe the engine when it serves another drafter than this run thought.
+    async def review(self) -> None:
+        """Judge what waits or is on trial, then what is live."""
+        candidate = self.trials.draft or self.challenger
+        if candidate is None and self.is_switched_off:
+            candidate = self.previous
+        if candidate is not None:
+            await self._judge(candidate)
+        if self.live is not None:
+            await self._judge(self.live)
+        await self._notice_drift()
+        await self.trials.update(live=self.live)
 
-        It lets go of a drafter that fails while drafting, and serves on without speculation; or it
-        did swap, and its answer was lost.
-
-        Args:
-            status: what the engine said last.
-
-        Raises:
-            BackendError: it does not answer.
-        """
-        # A swap that is on its way is no surprise, and the next status comes in a second.
-        if self._agrees(status) or self._changing.locked():
-            return
-        with anyio.CancelScope(shield=True):
-            async with self._changing:
-                status = await self._backend.status()  # one may have ended since it was read
-                if not self._agrees(status):
-                    await self._accept(status)
-
-    def _agrees(self, status: BackendStatus) -> bool:
-        if self.live is None:
-            return status.live_version in (NO_DRAFTER, UNTRAINED)
-        same = status.live_version == self.live.version
-        return same and status.checksum in ("", self.live.checksum)
-
-    async def _accept(self, status: BackendStatus) -> None:
-        version, draft = status.live_version, self._published_as(status)
-        receipt = SwapReceipt(version=version, checksum=status.checksum, load_ms=0.0, stall_ms=0.0)
-        thought, previous = _name(self.live), self.live
-        if version == NO_DRAFTER:
-            # What fails is nothing to go back to.
-            previous = self.previous
-            reason = (
-                f"the engine let go of {thought}, as it does when a drafter fails, and serves on "
-                "without speculation; its log says why"
+    async def _notice_drift(self) -> None:
+        """Ask for fresh data when the acceptance of a tenant's requests begins to fall."""
+        alarms = [one for one in self._traffic.drift() if one.is_alarm]
+        new = [one for one in alarms if one.tenant not in self._drifting]
+        self._drifting = frozenset(one.tenant for one in alarms)
+        for drift in new:
+            tenant = f"tenant {drift.tenant!r}" if drift.tenant else "the traffic"
+            self._note(f"acceptance falls for {tenant}: the learner is asked for fresh data")
+            self._verdicts.append(
+                {
+                    "kind": "drift",
+                    "time": self._clock(),
+                    "version": self.live.version if self.live else NO_DRAFTER,
+                    "drift": to_dict(drift),
+                }
             )
-        elif draft is not None:
-            reason = f"the engine serves version {version}, and not {thought} as this run thought"
-        else:
-            reason = (
-                f"the engine served version {version} with weights that this run did not publish, "
-                f"and not {thought}; speculation is switched off"
-            )
-            try:
-                receipt = await self._backend.swap(None)
-            except BackendError as error:
-                log.warning("%s, but the engine refuses: %s", reason, error)
-                return
-        self.num_engine_changes += 1
-        log.warning("%s", reason)
-        self._note(reason)
-        await self._take_over(
-            draft, receipt, previous=previous, kind="engine_changed", reason=reason
-        )
-
-    def _published_as(self, status: BackendStatus) -> DraftVersion | None:
-        if status.live_version == NO_DRAFTER:
-            return None
-        try:
-            draft = self._find(status.live_version)
-        except CheckpointError:
-            return None
-        return draft if status.checksum in ("", draft.checksum) else None
+        if new:
+            await self._on_drift()
 
     async def _judge(self, candidate: DraftVersion) -> None:
         """Ask the policy and do what it says. A live candidate is reviewed, not promoted again."""
         evidence = self._traffic.evidence(
-            candidate, live=self.live, previous=self.previous, now=self._clock()
+            candidate,
+            live=self.live,
+            previous=self.previous,
+            now=self._clock(),
+            waiting=self.challenger if self.challenger is not candidate else None,
+            stored=tuple(one for one in self._stored() if one not in self._refused),
+            can_route=self.trials.can_route,
+            pinned=self.pinned,
+            switched_off=self._switched_off(),
         )
         verdict = self._decide(evidence)
         under_review = self.live is not None and candidate.version == self.live.version
         changes_nothing = verdict.action in ("hold", "shadow", "canary") or (
-            under_review and verdict.action == "promote"
+            under_review and verdict.action in ("promote", "drop")
         )
         if changes_nothing and (
             under_review or self._last_action == (candidate.version, verdict.action)
@@ -194,13 +184,55 @@ class Swapping:
         # A run that ends in the middle must not leave an engine that swapped and a state file
         # that does not know.
         with anyio.CancelScope(shield=True):
-            match verdict.action:
-                case "promote":
-                    await self._swap(candidate, evidence, previous=self.live)
-                case "roll_back":
-                    await self._swap(self.previous, evidence, previous=None)
-                case "disable_speculation":
-                    await self._swap(None, evidence, previous=self.live)
+            await self._act(verdict, evidence)
+
+    async def _act(self, verdict: Verdict, evidence: Evidence) -> None:
+        candidate = evidence.candidate
+        match verdict.action:
+            case "promote":
+                await self._swap(candidate, evidence, previous=self.live)
+            case "roll_back":
+                await self._roll_back(verdict, evidence)
+            case "disable_speculation" if self.live is not None:
+                lasted = evidence.num_requests_since_swap > self._guard.probation_requests
+                num_off = 1 if lasted else self._num_off + 1
+                self._off_since, self._num_off = self._clock(), num_off
+                await self._swap(None, evidence, previous=self.live)
+                if self.live is not None:  # the engine refused
+                    self._off_since = None
+            case "canary":
+                await self._begin_trial(verdict, evidence)
+            case "drop":
+                await self._drop(candidate)
+
+    async def _roll_back(self, verdict: Verdict, evidence: Evidence) -> None:
+        draft = self.previous
+        if verdict.version is not None:
+            try:
+                draft = self._find(verdict.version)
+            except CheckpointError as error:
+                self._fail(evidence, error)
+                return
+        await self._swap(draft, evidence, previous=None)
+
+    async def _begin_trial(self, verdict: Verdict, evidence: Evidence) -> None:
+        if self.trials.draft is evidence.candidate or not self.trials.can_route:
+            return
+        try:
+            await self.trials.begin(evidence.candidate, verdict.share, live=self.live)
+        except (BackendError, CheckpointError) as error:
+            self._fail(evidence, error, tried="the trial")
+            await self._drop(evidence.candidate)
+
+    async def _drop(self, candidate: DraftVersion) -> None:
+        """Judge a version no more."""
+        if self.trials.draft is candidate:
+            await self.trials.end(live=self.live)
+        if self.challenger is candidate:
+            self.challenger = None
+        if self.is_switched_off:
+            self._off_since, self._num_off = self._clock(), self._num_off + 1
+        await self._on_change()
 
     def _decide(self, evidence: Evidence) -> Verdict:
         try:
@@ -219,52 +251,22 @@ class Swapping:
             with self.gaps.window():
                 receipt = await self._backend.swap(draft)
         except (BackendError, CheckpointError) as error:
-            self.num_failed_swaps += 1
-            verdict = Verdict(
-                action="hold",
-                reason=f"the swap failed and {_name(self.live)} goes on serving: {error}",
-            )
-            self._record("swap_failed", evidence.candidate, verdict, evidence)
+            self._fail(evidence, error)
+            if draft is not None:
+                self._refused.add(draft.version)  # no roll back is tried again and again
+            if self.trials.draft is evidence.candidate:
+                await self.trials.end(live=self.live)
             await self._on_change()
             return
         await self._take_over(draft, receipt, previous=previous, kind="swap")
 
-    async def _take_over(
-        self,
-        draft: DraftVersion | None,
-        receipt: SwapReceipt,
-        *,
-        previous: DraftVersion | None,
-        kind: str,
-        **facts: Any,
-    ) -> None:
-        """Take note that `draft` is live, and tell everyone."""
-        replaced, self.live, self.previous = self.live, draft, previous
-        now = self._clock()
-        self._traffic.swapped(now)
-        line = {"kind": kind, "time": now, "version": receipt.version, "receipt": to_dict(receipt)}
-        self._verdicts.append({**line, **facts})
-        await self._on_change()
-        self._notify("aurora_draft_swapped", draft=draft, previous=replaced, receipt=receipt)
-
-    def _record(
-        self, kind: str, candidate: DraftVersion, verdict: Verdict, evidence: Evidence
-    ) -> None:
-        log.info("version %d: %s: %s", candidate.version, verdict.action, verdict.reason)
-        self._verdicts.append(
-            {
-                "kind": kind,
-                "time": self._clock(),
-                "version": candidate.version,
-                "verdict": to_dict(verdict),
-                "evidence": to_dict(evidence),
-            }
+    def _fail(self, evidence: Evidence, error: Exception, *, tried: str = "the swap") -> None:
+        self.num_failed_swaps += 1
+        verdict = Verdict(
+            action="hold",
+            reason=f"{tried} failed and {name_of(self.live)} goes on serving: {error}",
         )
-        self._notify("aurora_swap_decided", draft=candidate, verdict=verdict, evidence=evidence)
-
-
-def _name(draft: DraftVersion | None) -> str:
-    return "no drafter" if draft is None else f"version {draft.version}"
+        self._record("swap_failed", evidence.candidate, verdict, evidence)
 
 
 def read_evidence(line: dict[str, Any]) -> tuple[Evidence, Verdict]:

@@ -12,7 +12,7 @@ import time
 
 from pydantic import ValidationError
 
-from aurora_core.learner.protocol import Event, Live, event_line, read_command
+from aurora_core.learner.protocol import Event, Fresh, Live, event_line, read_command
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,16 @@ class Control:
         """Whether the learner is to finish its step and end."""
         self.live_version = live_version
         """Version that the engine drafts with; None for none."""
+        self._fresh_until = 0.0
+
+    @property
+    def wants_fresh(self) -> bool:
+        """Whether to train on new traces alone, because the traffic has changed."""
+        return time.monotonic() < self._fresh_until
+
+    def prefer_fresh(self, seconds: float) -> None:
+        """Train on new traces alone for so long."""
+        self._fresh_until = time.monotonic() + seconds
 
     def stop(self) -> None:
         """Ask the learner to stop; safe in a signal handler."""
@@ -70,10 +80,13 @@ class Control:
         except ValidationError:
             log.warning("not a command: %r", line[:200])
             return
-        if isinstance(command, Live):
-            self.live_version = command.version
-        else:
-            self.stop()
+        match command:
+            case Live(version=version):
+                self.live_version = version
+            case Fresh(seconds=seconds):
+                self.prefer_fresh(seconds)
+            case _:
+                self.stop()
 
 
 class EventWriter:

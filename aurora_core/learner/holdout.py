@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MAX_VERSIONS = 16
+_LABELS = ("tenant", "route")
 
 
 class Score(NamedTuple):
@@ -29,6 +30,8 @@ class Score(NamedTuple):
     num_anchors: int
     accepted: tuple[int, ...]
     """[K] Anchors whose first k drafts were all right."""
+    tenant: str = ""
+    route: str = ""
 
 
 class HoldoutReplay:
@@ -70,7 +73,7 @@ class HoldoutReplay:
                 for trace, row, count in zip(
                     usable, accepted.tolist(), anchors.tolist(), strict=True
                 ):
-                    scores[trace.trace_id] = Score(count, tuple(row))
+                    scores[trace.trace_id] = Score(count, tuple(row), trace.tenant, trace.route)
         drafter.train(was_training)
         return scores
 
@@ -111,9 +114,12 @@ def compare(
     ids = [trace_id for trace_id in candidate if live is None or trace_id in live]
     if not ids:
         return None
+    tenants, routes = (tuple(getattr(candidate[i], name) for i in ids) for name in _LABELS)
     return Holdout(
         live_version=live_version,
         num_anchors=tuple(candidate[i].num_anchors for i in ids),
         candidate_accepted=tuple(candidate[i].accepted for i in ids),
         live_accepted=() if live is None else tuple(live[i].accepted for i in ids),
+        tenants=tenants if any(tenants) else (),
+        routes=routes if any(routes) else (),
     )

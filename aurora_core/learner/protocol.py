@@ -1,7 +1,7 @@
 """What controller and learner say to each other: one JSON object a line, over stdin and stdout.
 
     controller                                   learner
-        | -- live, stop ------------ stdin -------> |   end of file: the controller is gone
+        | -- live, fresh, stop ----- stdin -------> |   end of file: the controller is gone
         | <-- started, progress, ... stdout ------- |   nothing but events
         |                            stderr ------> log
 
@@ -77,13 +77,21 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fresh:
+    """The traffic has changed: train on new traces alone for a while, as far as there are any."""
+
+    command: Literal["fresh"] = "fresh"
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """Finish the step, write a checkpoint and exit."""
 
     command: Literal["stop"] = "stop"
 
 
-Command = Annotated[Live | Stop, Field(discriminator="command")]
+Command = Annotated[Live | Fresh | Stop, Field(discriminator="command")]
 """From the controller to the learner."""
 
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)

@@ -147,7 +147,10 @@ class PublishDraft(lightning.Callback):
             num_tokens_trained=module.num_tokens_trained,
             metrics=self.progress.window(trainer) | _holdout_metrics(holdout),
             holdout=holdout,
+            objective=str(getattr(speculator.options, "objective", "")),
+            data_window=self.progress.stream.data_window,
         )
+        self.progress.stream.data_window = None
         return draft, scores
 
     def _move_export(self, path: Path) -> None:

@@ -78,6 +78,9 @@ class TraceStream:
         none."""
         self.rewards = RewardCurve()
         """Of the traces trained on, each counted the first time."""
+        self.data_window: tuple[float, float] | None = None
+        """When the oldest and the newest request arrived that were trained on; reset by whoever
+        publishes."""
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._bad: OrderedDict[str, None] = OrderedDict()
         self._replays_left = 0
@@ -114,7 +117,10 @@ class TraceStream:
     def _take(self, reader: TraceReader) -> list[_Message]:
         """Return one batch for each rank, or nothing if there are not enough traces."""
         num_traces = self.options.batch_traces * self.num_ranks
-        sample = reader.sample(num_traces, fresh=self.options.fresh_traces * self.num_ranks)
+        fresh = (
+            num_traces if self.control.wants_fresh else self.options.fresh_traces * self.num_ranks
+        )
+        sample = reader.sample(num_traces, fresh=fresh)
         new = {trace.trace_id for trace in sample} - self._seen.keys()
         chosen = [trace for trace in sample if self._may_train(trace.trace_id)]
         # Then only an arrival changes something: until one comes, the sink is left alone.
@@ -132,6 +138,8 @@ class TraceStream:
             batches.append(batch)
             trained += usable
         self.draft_version = _mean_draft_version(trained)
+        times = [*(self.data_window or ()), *(trace.created for trace in trained)]
+        self.data_window = (min(times), max(times)) if times else None
         for trace in trained:
             if trace.trace_id in new:
                 self.rewards.add(trace)

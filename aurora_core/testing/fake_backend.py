@@ -6,8 +6,9 @@
 
 The text of an answer is a function of the prompt alone, as losslessness demands; only the number
 of verification steps depends on the drafter. Better versions accept more, so a run on this engine
-shows the whole loop at work: acceptance rises with every swap. Time is simulated: a verification
-step lasts `step_ms`, with or without drafts.
+shows the whole loop at work: acceptance rises with every swap. Weights that say that they are noise
+accept nothing. Time is simulated: a verification step lasts `step_ms`, and `draft_ms` more with
+drafts.
 
 Failures on purpose: swaps that are refused, a drafter or an engine that dies, versions that change
 the output.
@@ -21,7 +22,7 @@ import contextlib
 import hashlib
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,13 @@ from aurora_core.records import (
     DraftVersion,
     Provides,
     RequestStats,
+    Route,
     SwapReceipt,
 )
 from aurora_core.testing.fake_openai import Answer, openai_application
+
+NOISE = b"noise"
+"""Weights that begin so accept nothing, or the share that follows, whatever their number."""
 
 
 class FakeBackendOptions(Options):
@@ -46,6 +51,7 @@ class FakeBackendOptions(Options):
 
     port: int = Field(0, ge=0, le=65535, description="0 takes a free port.")
     step_ms: float = Field(0.2, ge=0, description="Simulated time of one verification step.")
+    draft_ms: float = Field(0.0, ge=0, description="Additional time of a step with drafts.")
     max_answer_tokens: int = Field(24, gt=0, description="Longest answer the target would give.")
     acceptance_per_version: float = Field(
         0.25, ge=0, description="Acceptance rate that one version number adds, up to 0.95."
@@ -82,6 +88,8 @@ class FakeBackend(Backend):
         self._plan: ServePlan | None = None
         self._url = ""
         self._live: DraftVersion | None = None
+        self._noise: dict[int, float] = {}
+        self.routes: tuple[Route, ...] = ()
         self._requests: list[RequestStats] = []
         self._running = 0
         self._failure = ""
@@ -135,17 +143,7 @@ class FakeBackend(Backend):
         if self.num_swap_attempts in self.options.fail_swap_attempts:
             raise BackendError(f"the engine refused swap {self.num_swap_attempts}, as configured")
         if version is not None:
-            if version.version in self.options.fail_swaps_to:
-                raise BackendError(f"the engine refused version {version.version}, as configured")
-            weights = Path(version.path) / "model.safetensors"
-            if not weights.is_file():
-                raise BackendError(f"version {version.version} has no weights at {str(weights)!r}")
-            found = hashlib.sha256(weights.read_bytes()).hexdigest()
-            if found != version.checksum:
-                raise BackendError(
-                    f"version {version.version} was published with checksum "
-                    f"{version.checksum[:12]} but its weights have {found[:12]}"
-                )
+            self._load(version)
         self._live = version
         receipt = SwapReceipt(
             version=NO_DRAFTER if version is None else version.version,
@@ -155,6 +153,29 @@ class FakeBackend(Backend):
         )
         self.receipts.append(receipt)
         return receipt
+
+    async def route(self, routes: Sequence[Route]) -> None:
+        self._check_alive()
+        for route in routes:
+            if route.draft is not None:
+                self._load(route.draft)
+        self.routes = tuple(routes)
+
+    def _load(self, version: DraftVersion) -> None:
+        if version.version in self.options.fail_swaps_to:
+            raise BackendError(f"the engine refused version {version.version}, as configured")
+        weights = Path(version.path) / "model.safetensors"
+        if not weights.is_file():
+            raise BackendError(f"version {version.version} has no weights at {str(weights)!r}")
+        content = weights.read_bytes()
+        found = hashlib.sha256(content).hexdigest()
+        if found != version.checksum:
+            raise BackendError(
+                f"version {version.version} was published with checksum "
+                f"{version.checksum[:12]} but its weights have {found[:12]}"
+            )
+        if content.startswith(NOISE):
+            self._noise[version.version] = float(content.removeprefix(NOISE) or 0)
 
     async def status(self) -> BackendStatus:
         self._check_alive()
@@ -203,8 +224,9 @@ class FakeBackend(Backend):
         while self._waits_for_swap():
             await asyncio.sleep(0.005)
         extension = body.get("aurora") or {}
-        drafter = extension.get("drafter", "live")
-        version = {"live": self.live_version, "none": NO_DRAFTER}.get(drafter, drafter)
+        drafter = extension.get("drafter") or self._routed(prompt)
+        named: dict[str | int, int] = {"live": self.live_version, "none": NO_DRAFTER}
+        version = named[drafter] if drafter in named else int(drafter)
         wanted = 8 + _draw(prompt, "length") % self.options.max_answer_tokens
         limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
         seed = f"{body.get('temperature', 0)}/{body.get('seed', 0)}"
@@ -216,7 +238,8 @@ class FakeBackend(Backend):
         accepted, num_steps = self._simulate_steps(prompt, version, len(token_ids))
         arrived = time.time()
         self._running += 1
-        decode_s = num_steps * self.options.step_ms / 1000
+        draft_ms = 0.0 if version == NO_DRAFTER else self.options.draft_ms
+        decode_s = num_steps * (self.options.step_ms + draft_ms) / 1000
         try:
             await asyncio.sleep(decode_s)
         finally:
@@ -248,6 +271,15 @@ class FakeBackend(Backend):
             asyncio.get_running_loop().call_later(0.05, self.die)
         return Answer(token_ids=token_ids, created=int(arrived), stats=stats)
 
+    def _routed(self, prompt: str) -> str | int:
+        """Draw who answers a request that names no drafter: its own share, or the live one."""
+        place = _draw(prompt, "route", str(len(self._requests))) % 10_000 / 10_000
+        for route in self.routes:
+            place -= route.share
+            if place < 0:
+                return "none" if route.draft is None else route.draft.version
+        return "live"
+
     def _waits_for_swap(self) -> bool:
         num_requests = len(self._requests) + self._running
         wanted = [s for count, s in self.options.wait_for_swaps.items() if num_requests >= count]
@@ -257,6 +289,7 @@ class FakeBackend(Backend):
         assert self._plan is not None
         depth = self._plan.num_speculative_tokens
         rate = min(0.95, max(0.0, self.options.acceptance_per_version * (version + 1)))
+        rate = self._noise.get(version, rate)
         if version == NO_DRAFTER:
             rate = 0.0
         accepted, num_steps, done = [0] * depth, 0, 1  # the first token comes with the prompt

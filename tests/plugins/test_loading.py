@@ -270,7 +270,10 @@ def test_everything_the_core_registers_exists():
         kind: {name for name in plugins.registrations(kind)}
         for kind in ("trace_sinks", "swap_policies")
     }
-    assert names == {"trace_sinks": {"spool"}, "swap_policies": {"always", "interval", "gate"}}
+    assert names == {
+        "trace_sinks": {"spool"},
+        "swap_policies": {"always", "canary", "gate", "interval"},
+    }
     for kind, registered in names.items():
         for name in registered:
             assert plugins.resolve(kind, name).Config.model_config["extra"] == "forbid"

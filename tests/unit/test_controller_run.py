@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import yaml
 from safetensors.numpy import save_file
 
 from aurora_core import hookimpl
+from aurora_core.cli import main
 from aurora_core.config import RunConfig
 from aurora_core.console import RunConsole
 from aurora_core.controller import build, run_directory, traffic
@@ -31,6 +33,7 @@ from aurora_core.plugins import Plugins
 from aurora_core.policies import HoldoutGate, HoldoutOptions
 from aurora_core.records import NO_DRAFTER
 from aurora_core.target.architecture import parse_architecture
+from aurora_core.testing.fake_backend import FakeBackend
 from aurora_core.testing.fake_speculator import FakePlugin
 from aurora_core.testing.mlflow_store import copy_empty_store
 from aurora_core.traffic.completion import RequestFailed
@@ -393,6 +396,47 @@ def test_engine_that_cannot_start_is_a_user_error(settings):
     assert not (Path(settings["run_dir"]) / "report.json").exists()
 
 
+def test_person_switches_speculation_off_in_a_run_and_it_stays_off_in_the_next(settings, capsys):
+    settings["backend"]["wait_for_swaps"] = {10: 1, 20: 2}
+    settings["learner"]["max_steps"] = 1
+    run_dir, answers = Path(settings["run_dir"]), []
+
+    def switch_off(version):
+        if version == 1:
+            give = threading.Thread(
+                target=lambda: answers.append(
+                    main(["rollback", "--off", "--run-dir", str(run_dir)])
+                )
+            )
+            give.start()
+
+    watcher = Watcher(on_swap=switch_off)
+    assert execute(settings, watcher, requests=30) == 0
+    assert answers == [0] and watcher.swaps == [1, NO_DRAFTER]
+    assert "speculation is switched off; decoding waited" in capsys.readouterr().out
+    state = read_run_state(run_dir / "state.json")
+    assert (state.champion, state.previous, state.pinned) == (None, 1, True)
+    [line] = [one for one in read_lines(run_dir / "verdicts.jsonl") if one["kind"] == "operator"]
+    assert line["reason"] == "a person decided: speculation is switched off"
+    settings["backend"]["wait_for_swaps"] = {}
+    again = Watcher()
+    assert execute(settings, again, requests=5) == 0
+    assert again.swaps == [] and read_run_state(run_dir / "state.json").pinned
+    assert not (run_dir / "control.sock").exists()
+
+
+def test_canary_on_an_engine_that_cannot_route_is_refused_before_anything_starts(
+    settings, monkeypatch
+):
+    import dataclasses
+
+    provides = dataclasses.replace(FakeBackend.provides.fget(None), request_routing=False)
+    monkeypatch.setattr(FakeBackend, "provides", property(lambda self: provides))
+    settings["swap_policy"] = "canary"
+    with pytest.raises(ConfigError, match="which backend 'fake' cannot; use swap_policy: gate"):
+        execute(settings, requests=5)
+
+
 def test_later_run_continues_versions_and_live_drafter(settings):
     assert execute(settings, requests=35) == 0
     first = read_report(settings)["drafter"]
@@ -507,6 +551,7 @@ from aurora_core.config import RunConfig
 from aurora_core.controller.run import run
 from aurora_core.plugins import Plugins
 from aurora_core.target.architecture import parse_architecture
+from aurora_core.testing.fake_backend import FakeBackend
 from aurora_core.testing.fake_speculator import FakePlugin
 
 plugins = Plugins()

@@ -12,7 +12,14 @@ import pytest
 
 from aurora_core.mlflow_session import MlflowSession
 from aurora_core.model_registry import ModelRegistry
-from aurora_core.records import DraftVersion, Holdout, Verdict
+from aurora_core.records import (
+    DraftVersion,
+    Holdout,
+    Sample,
+    ServingStats,
+    TrafficSlice,
+    Verdict,
+)
 from aurora_core.testing.mlflow_store import copy_empty_store
 from aurora_core.versions import VersionStore
 
@@ -133,6 +140,32 @@ def test_verdict_stands_beside_its_version(tmp_path, registry, client):
     tags = client.get_model_version_by_alias(NAME, "challenger").tags
     assert tags["verdict"] == "hold"
     assert set(tags["verdict_reason"]) == {"x"}
+
+
+def test_live_figures_stand_beside_the_held_out_ones(tmp_path, registry, client):
+    draft = stage(tmp_path)
+    registry.publish(draft)
+    speed = Sample(count=3, mean=40.0, variance=4.0)
+    slice_of_one = TrafficSlice(length=Sample(), otps=speed, batch_size=4)
+    registry.note_serving(
+        draft,
+        ServingStats(
+            version=draft.version,
+            num_requests=3,
+            num_output_tokens=90,
+            acceptance_length=2.25,
+            otps=40.0,
+            acceptance_per_position=(0.75, 0.5),
+            by_batch_size=(slice_of_one,),
+        ),
+    )
+    assert registry.flush(TIMEOUT_S)
+    [version] = client.search_model_versions(f"name = '{NAME}'")
+    model = client.get_logged_model(str(version.source).removeprefix("models:/"))
+    found = {metric.key: metric.value for metric in model.metrics}
+    assert found["live/acceptance_length"] == 2.25 and found["live/acceptance_at_2"] == 0.5
+    assert found["live/otps_at_batch_size_4"] == 40.0
+    assert "holdout/acceptance_length" in found
 
 
 def test_versions_with_equal_weights_are_told_apart(tmp_path, registry, client):

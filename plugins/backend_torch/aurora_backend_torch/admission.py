@@ -8,7 +8,7 @@ import uuid
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from aurora_backend_torch.api_errors import ApiError
 from aurora_backend_torch.generation import GenerationRequest
@@ -172,14 +172,15 @@ def plan_choices(
         max_tokens = _fit(service, prompt, body, param)
         request_key = hashlib.sha256(array("q", prompt).tobytes()).hexdigest()[:16]
         for index in range(body.num_choices):
+            request_id = uuid.uuid4().hex
             request = GenerationRequest(
-                request_id=uuid.uuid4().hex,
+                request_id=request_id,
                 prompt_token_ids=prompt,
                 max_tokens=max_tokens,
                 sampling=_sampling(body, index),
                 stop_token_ids=stop_token_ids,
                 num_logprobs=body.num_logprobs,
-                drafter=body.aurora.drafter,  # type: ignore[arg-type]
+                drafter=_drafter(service, body, request_id),
                 record=origin.record,
                 request_key=request_key,
                 tenant=origin.tenant,
@@ -194,6 +195,16 @@ def plan_choices(
                 )
             )
     return plans
+
+
+def _drafter(
+    service: GenerationService, body: CompletionBody | ChatBody, request_id: str
+) -> Literal["live", "none"] | int:
+    """Return the drafter that a request names, or the one that is drawn for it."""
+    if "drafter" in body.aurora.model_fields_set:
+        # Parsed as one of these, which the field's type cannot say.
+        return body.aurora.drafter  # type: ignore[return-value]
+    return service.routing.choose(request_id)
 
 
 def _fit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from aurora_core.records import (
     DraftVersion,
     Provides,
     RequestStats,
+    Route,
     SwapReceipt,
 )
 from aurora_core.wire import from_dict
@@ -108,6 +110,22 @@ class TorchBackend(Backend):
                 f"{version.version}, which was published with {version.checksum[:12]!r}"
             )
         return receipt
+
+    async def route(self, routes: Sequence[Route]) -> None:
+        """Give shares of the requests to other drafters, or to none.
+
+        Raises:
+            BackendError: a version cannot be loaded; the routes before stay.
+        """
+        body = [
+            {
+                "version": None if route.draft is None else route.draft.version,
+                "checksum": "" if route.draft is None else route.draft.checksum,
+                "share": route.share,
+            }
+            for route in routes
+        ]
+        await self._call("POST", "/aurora/routing", json={"routes": body}, timeout=_SWAP_TIMEOUT_S)
 
     async def status(self) -> BackendStatus:
         """Return the live version, its checksum and the load, read from the engine."""

@@ -17,6 +17,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from aurora_backend_torch.api_errors import ApiError, ErrorBody
+from aurora_backend_torch.routing import RoutingBody
 from aurora_core.errors import AuroraError
 from aurora_core.wire import to_dict
 
@@ -125,6 +126,12 @@ def control_routes(service: GenerationService, token: str, stop: Callable[[], No
         """Drop a drafter that is not live."""
         await change(lambda: service.engine.unload_resident(version))
         return {"version": version, "resident": False}
+
+    @router.post("/routing")
+    async def route(body: RoutingBody) -> dict[str, Any]:
+        """Give shares of the requests that name no drafter to resident drafters, or to none."""
+        await change(lambda: service.routing.set(body.routes))
+        return body.model_dump()
 
     @router.post("/shutdown", status_code=202)
     async def shutdown() -> dict[str, str]:

@@ -161,14 +161,18 @@ class Engine:
             stall_ms=stall[0],
         )
 
-    def load_resident(self, version: int) -> None:
+    def is_resident(self, version: int) -> bool:
+        """Return whether requests may name a version."""
+        return self._residents.get(version) is not None
+
+    def load_resident(self, version: int, checksum: str | None = None) -> None:
         """Load a version beside the live one, for requests that name it.
 
         Raises:
             CheckpointError, BackendError: as `Residents.load` and `Residents.reserve`.
         """
         self._residents.reserve(version)
-        self._residents.load(version)
+        self._residents.load(version, checksum)
 
     def unload_resident(self, version: int) -> None:
         """Let go of a version that is not live; requests that use it go on without a drafter."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from aurora_backend_torch.api_errors import ApiError, crash, stopping
 from aurora_backend_torch.detokenizer import Detokenizer, StopStrings
 from aurora_backend_torch.generation import QueueFull
+from aurora_backend_torch.routing import Routing
 from aurora_core.errors import AuroraError
 
 if TYPE_CHECKING:
@@ -261,6 +262,7 @@ class GenerationService:
         relay: OutputRelay,
     ) -> None:
         self.engine = engine
+        self.routing = Routing(engine)
         self.tokenizer = tokenizer
         self.options = options
         self.metrics = metrics

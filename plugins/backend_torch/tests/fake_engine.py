@@ -105,7 +105,12 @@ class FakeEngine:
             stall_ms=0.5,
         )
 
-    def load_resident(self, version: int) -> None:
+    def is_resident(self, version: int) -> bool:
+        return version in self.resident
+
+    def load_resident(self, version: int, checksum: str | None = None) -> None:
+        if checksum and checksum != GOOD_CHECKSUM:
+            raise CheckpointError(f"version {version} has another checksum than it was given")
         if len(self.resident) >= 2:
             raise BackendError("2 drafters are resident; unload one first")
         self.resident.add(version)

@@ -13,6 +13,7 @@ ROUTES = [
     ("POST", "/aurora/swap"),
     ("POST", "/aurora/drafters"),
     ("DELETE", "/aurora/drafters/1"),
+    ("POST", "/aurora/routing"),
     ("POST", "/aurora/shutdown"),
 ]
 

@@ -87,7 +87,8 @@ def test_chains_given_by_parent_pointers_have_the_loss_and_gradients_of_chains(
     make_speculator: Callable[..., Eagle3Speculator], network: Eagle3Network, traces: list[Trace]
 ) -> None:
     # Every chain a second time, as nodes that hang below each other by their parent pointers alone.
-    chain, first_step = make_speculator(training_steps=STEPS), make_speculator(training_steps=1)
+    chain = make_speculator(training_steps=STEPS, objective="kl")
+    first_step = make_speculator(training_steps=1, objective="kl")
     batch = Batch.from_dict(chain.collate(traces))
     rows_KA = supervising_rows(batch, STEPS)
     num_anchors = rows_KA.shape[1]

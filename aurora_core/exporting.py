@@ -1,0 +1,54 @@
+"""A version's files, copied to where another engine loads them from."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from aurora_core.errors import CheckpointError, ConfigError
+from aurora_core.versions import VersionStore
+
+_RECORD = "version.json"
+
+
+def export_version(
+    store: VersionStore, version: int, folder: Path, *, formats: Iterable[str], wanted: str | None
+) -> str:
+    """Copy a version's checkpoint; return its format.
+
+    What a speculator publishes is valid in all of its formats at once, so nothing is converted:
+    the weights are checked against their checksum, and copied.
+
+    Args:
+        store: of the run.
+        version: number.
+        folder: is created; must be empty if it exists.
+        formats: of the speculator that made the version.
+        wanted: one of them; None takes an engine's layout before our own.
+
+    Raises:
+        ConfigError: the format is none of them, or the folder cannot be filled.
+        CheckpointError: the version is missing or damaged.
+    """
+    known = sorted(formats, key=lambda name: (name == "module", name))
+    chosen = known[0] if wanted is None else wanted
+    if chosen not in known:
+        raise ConfigError(
+            f"versions of this speculator have no format {chosen!r}; there is {', '.join(known)}"
+        )
+    draft = store.verify(version)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{str(folder)!r} is not empty; name a folder that is, or a new one")
+        for file in sorted(Path(draft.path).iterdir()):
+            if file.name != _RECORD and not file.name.startswith("."):
+                shutil.copyfile(file, folder / file.name)
+    except OSError as error:
+        raise ConfigError(
+            f"version {version} cannot be copied to {str(folder)!r}: {error.strerror}"
+        ) from error
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"version {version} has no config.json; publish it again")
+    return chosen
