@@ -87,7 +87,7 @@ class EngineSupervisor:
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
         process, self._process = self._process, None
-        self._failure = self._failure or "the engine was stopped"
+        self._failure = self._failure or "the engine is not running"
         self._ready.set()
         if process is not None:
             await process.end()
