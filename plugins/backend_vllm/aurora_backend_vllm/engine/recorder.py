@@ -122,9 +122,7 @@ class StepRecorder:
         sampling_started = time.perf_counter()
         output = self._sample_tokens(*arguments, **options)
         sampled = time.perf_counter()
-        outcomes = self._outcomes(
-            request_ids, starts, counts, drafts, features, output, sampled
-        )
+        outcomes = self._outcomes(request_ids, starts, counts, drafts, features, output, sampled)
         for recording, outcome in outcomes:
             recording.take(outcome)
             self._bound(recording)
@@ -260,9 +258,7 @@ class StepRecorder:
                     verify_ms=1000 * verify_s,
                     finished_at=now,
                     batch_size=batch_size,
-                    features={
-                        name: rows[first : first + count] for name, rows in features.items()
-                    },
+                    features={name: rows[first : first + count] for name, rows in features.items()},
                 )
                 outcomes.append((recording, outcome))
             first += count
