@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 from dataclasses import replace
@@ -22,15 +23,17 @@ from aurora_core.engine_process.placeholder import make_placeholder
 from aurora_core.engine_process.ports import free_port
 from aurora_core.engine_process.server import ServerProcess
 from aurora_core.engine_process.supervisor import EngineSupervisor
-from aurora_core.errors import BackendError
+from aurora_core.errors import BackendError, CheckpointError
 from aurora_core.interfaces import Backend, Options, ServePlan
 from aurora_core.records import (
+    NO_DRAFTER,
     BackendStatus,
     DraftVersion,
     Provides,
     RequestStats,
     SwapReceipt,
 )
+from aurora_core.versions import VersionStore
 from aurora_core.wire import from_dict
 
 logger = logging.getLogger(__name__)
@@ -120,7 +123,20 @@ class VllmBackend(Backend):
     async def status(self) -> BackendStatus:
         """Return the live version, its checksum and the load, read from the engine."""
         answer = await self._call("GET", "/aurora/status")
-        return from_dict(BackendStatus, answer["status"])
+        status = from_dict(BackendStatus, answer["status"])
+        self._believe(status)
+        return status
+
+    def _believe(self, status: BackendStatus) -> None:
+        """Remember what really serves: a swap may succeed although its answer is lost."""
+        live = NO_DRAFTER if self._live is None else self._live.version
+        if self._plan is None or status.live_version == live:
+            return
+        self._live = None
+        if status.live_version != NO_DRAFTER:
+            store = VersionStore(Path(self._plan.versions_dir))
+            with contextlib.suppress(CheckpointError):
+                self._live = store.read(status.live_version)
 
     async def recorder_figures(self) -> dict[str, Any]:
         """Return what recording cost so far: `num_steps`, `step_s`, `recording_s`, `left_out`."""

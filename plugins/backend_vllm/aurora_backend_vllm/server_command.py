@@ -119,8 +119,8 @@ def server_environment(
     if environment.is_cpu:
         variables["VLLM_CPU_KVCACHE_SPACE"] = str(options.kv_cache_gib)
         if options.num_threads is not None:
-            last = options.num_threads - 1
-            variables["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{last}" if last else "0"
+            # Bound threads would wait for a core that the learner has, beside one that is free.
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
             variables["OMP_NUM_THREADS"] = str(options.num_threads)
     return variables
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,12 @@ class DraftWeights:
     """The drafter of one worker. Methods are called between two steps of the engine."""
 
     def __init__(
-        self, runner: Any, settings: EngineSettings, live: LiveDrafter, started_with: Path
+        self,
+        runner: Any,
+        settings: EngineSettings,
+        live: LiveDrafter,
+        started_with: Path,
+        load: Callable[[Any, Checkpoint], None] | None = None,
     ) -> None:
         """
         Args:
@@ -41,11 +47,13 @@ class DraftWeights:
             settings: says where versions lie, and which one the engine was started with.
             live: told of every swap.
             started_with: folder of the checkpoint that is loaded.
+            load: puts a checkpoint into the runner's drafter; vLLM's own way if not given.
 
         Raises:
             CheckpointError: that folder cannot be read.
         """
         self._runner, self._live = runner, live
+        self._load = load or load_weights
         self._store = VersionStore(Path(settings.versions_dir))
         self._shape = CheckpointShape(started_with, target_vocab_size=settings.target.vocab_size)
         self._loaded_from = started_with
@@ -94,12 +102,12 @@ class DraftWeights:
 
     def _load_or_restore(self, checkpoint: Checkpoint, version: int) -> None:
         try:
-            load_weights(self._runner, checkpoint)
+            self._load(self._runner, checkpoint)
             require_loaded(self._runner.get_draft_model(), checkpoint)
         except Exception as error:  # whatever vLLM raises, the previous weights must come back
             logger.exception("version %d could not be loaded", version)
             try:
-                load_weights(self._runner, self._shape.read(self._loaded_from))
+                self._load(self._runner, self._shape.read(self._loaded_from))
             except Exception:
                 logger.exception("the previous drafter could not be restored; drafting is off")
                 self._live.version, self._live.checksum = NO_DRAFTER, ""
