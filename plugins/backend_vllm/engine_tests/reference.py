@@ -30,14 +30,16 @@ class Reference:
             features["aux_hidden_states"] = torch.cat(entering, dim=-1)
         return features
 
-    def greedy(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        """Return the target's own greedy answer."""
-        tokens = list(prompt)
+    def largest_gap(self, token_ids: Sequence[int], prompt_len: int) -> float:
+        """Return by how much a token was less likely than the best one, in logits, at most.
+
+        0 is a greedy answer; rounding may swap two tokens that are equally likely but for it.
+        """
         with torch.inference_mode():
-            for _ in range(num_tokens):
-                logits = self._model(torch.tensor([tokens])).logits[0, -1]
-                tokens.append(int(logits.argmax()))
-        return tokens[len(prompt) :]
+            logits = self._model(torch.tensor([list(token_ids)])).logits[0, prompt_len - 1 : -1]
+        answer = torch.tensor(list(token_ids[prompt_len:]))
+        chosen = logits.gather(1, answer[:, None])[:, 0]
+        return float((logits.amax(-1) - chosen).max())
 
 
 def largest_error(trace: Trace, reference: Reference, *, branches: int) -> float:
