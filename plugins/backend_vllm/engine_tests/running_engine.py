@@ -14,11 +14,11 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import torch
-from aurora_backend_vllm.engine.settings import EngineSettings
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from aurora_backend_vllm.engine.settings import EngineSettings
 from aurora_core.records import NO_DRAFTER, DraftVersion, Needs, RequestStats, Trace
 from aurora_core.target.spec import read_target_spec
 from aurora_core.target.weights import TargetWeights

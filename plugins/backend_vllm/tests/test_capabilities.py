@@ -7,8 +7,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from aurora_backend_vllm.engine import capabilities
 
+from aurora_backend_vllm.engine import capabilities
 from aurora_core.errors import BackendError
 
 

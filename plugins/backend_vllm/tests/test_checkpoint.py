@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from aurora_backend_vllm.engine.checkpoint import CheckpointShape
 from aurora_backend_vllm.engine.draft_weights import DraftWeights
 from aurora_backend_vllm.engine.live_drafter import LiveDrafter
-from safetensors.torch import load_file, save_file
-
 from aurora_core.errors import CheckpointError
 from aurora_core.records import NO_DRAFTER, DraftVersion
 from aurora_core.versions import VersionStore

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from aurora_backend_vllm import plugin
 from aurora_backend_vllm.config import VllmBackendOptions
 from aurora_backend_vllm.engine.settings import read_settings
@@ -16,7 +17,6 @@ from aurora_backend_vllm.server_command import (
     server_environment,
     speculative_method,
 )
-
 from aurora_core.doctor import Finding
 from aurora_core.errors import BackendError, CheckpointError
 from aurora_core.interfaces import ServePlan
