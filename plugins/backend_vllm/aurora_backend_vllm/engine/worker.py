@@ -19,6 +19,7 @@ from aurora_backend_vllm.engine import capabilities
 from aurora_backend_vllm.engine.draft_weights import DraftWeights
 from aurora_backend_vllm.engine.live_drafter import LiveDrafter
 from aurora_backend_vllm.engine.recorder import StepRecorder
+from aurora_backend_vllm.engine.sampler_repair import repair_sampler
 from aurora_backend_vllm.engine.settings import EngineSettings, read_settings
 from aurora_core.errors import AuroraError
 from aurora_core.records import BackendStatus
@@ -52,6 +53,7 @@ class AuroraWorker(StockWorker):
         capabilities.check_engine(self.vllm_config, runner)
         capabilities.check_internals(runner)
         capabilities.check_layers(runner, settings.needs.aux_layers)
+        repair_sampler(self.device)
         self._aurora_live = LiveDrafter(settings.initial_version, settings.initial_checksum)
         self._aurora_weights = DraftWeights(
             runner,
