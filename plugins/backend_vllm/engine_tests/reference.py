@@ -30,6 +30,14 @@ class Reference:
             features["aux_hidden_states"] = torch.cat(entering, dim=-1)
         return features
 
+    def next_token_probabilities(
+        self, token_ids: Sequence[int], temperature: float
+    ) -> torch.Tensor:
+        """Return the distribution of the token after a sequence, float32 [V]."""
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([list(token_ids)])).logits[0, -1]
+        return (logits.float() / temperature).softmax(-1)
+
     def largest_gap(self, token_ids: Sequence[int], prompt_len: int) -> float:
         """Return by how much a token was less likely than the best one, in logits, at most.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +106,11 @@ class FakeRunner:
         return SimpleNamespace(req_ids=list(self.input_batch.req_ids), draft_token_ids=self._drafts)
 
 
+def as_letters(token_ids: Sequence[int]) -> str:
+    """Read tokens from 10 on as letters."""
+    return "".join(chr(87 + token) for token in token_ids)
+
+
 class Engine:
     """A scheduler that runs every request it was given, whole prompts first."""
 
@@ -112,7 +118,7 @@ class Engine:
         self.runner, self.writer = FakeRunner(), KeptTraces()
         self.live = LiveDrafter(version, "sum")
         self.recorder = StepRecorder(
-            self.runner, engine_settings(**settings), self.live, self.writer
+            self.runner, engine_settings(**settings), self.live, self.writer, decode=as_letters
         )
         self.recorder.install()
         self.drafts: dict[str, list[int]] = {}
@@ -169,6 +175,7 @@ def sampling_params(**changes: Any) -> Any:
         "eos_token_id": None,
         "stop_token_ids": [],
         "extra_args": None,
+        "stop": [],
         "repetition_penalty": 1.0,
     }
     return SimpleNamespace(**{**values, **changes})
@@ -330,6 +337,18 @@ def test_labels_and_arrival_come_with_the_request() -> None:
     (trace,) = engine.writer.traces
     assert (trace.tenant, trace.route, trace.created) == ("them", "sql", 12.5)
     assert trace.finish_reason == "abort"
+
+
+@pytest.mark.parametrize(("stop", "reason"), [("e", "stop"), ("z", "abort")])
+def test_a_stop_string_is_told_from_a_client_that_left(stop: str, reason: str) -> None:
+    engine = Engine()
+    engine.add("a", stop=[stop])
+    engine.step()
+    engine.step()
+    engine.end("a")
+    engine.step()
+    assert engine.writer.traces[0].finish_reason == reason
+    assert engine.recorder.finished(-1)[0].finish_reason == reason
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ _RUNNER_METHODS = {
     "propose_draft_token_ids": 1,
     "take_draft_token_ids": 0,
     "get_draft_model": 0,
+    "_get_eagle3_aux_layers_from_config": 0,
 }
 """Method of the model runner -> positional arguments that the recorder passes at least."""
 _BATCH_FIELDS = ("req_ids", "num_reqs", "num_computed_tokens_cpu")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aurora_backend_vllm.engine import request_fields
@@ -41,6 +41,7 @@ class StepRecorder:
         settings: EngineSettings,
         live: LiveDrafter,
         writer: TraceWriter | None,
+        decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         """
         Args:
@@ -48,6 +49,8 @@ class StepRecorder:
             settings: what to record.
             live: the drafter in force.
             writer: takes the traces; None records nothing.
+            decode: turns tokens into text, to tell a stop string from a client that left; without
+                it both are an `abort`.
         """
         self.num_steps = 0
         self.step_s = 0.0
@@ -57,6 +60,7 @@ class StepRecorder:
         self.left_out: Counter[str] = Counter()
         """Reason -> requests that left no trace."""
         self._runner, self._settings, self._live, self._writer = runner, settings, live, writer
+        self._decode = decode
         self._running: dict[str, RequestRecording] = {}
         self._finished: deque[RequestStats] = deque(maxlen=NUM_REMEMBERED)
         self._sequence = 0
@@ -193,6 +197,8 @@ class StepRecorder:
         recording = self._running.pop(request_id, None)
         if recording is None or not recording.has_begun:
             return
+        if recording.stop_strings and self._decode is not None:
+            recording.ends_with_stop_string(self._decode(recording.output))
         self._sequence += 1
         self._finished.append(recording.statistics(self._sequence, time.time()))
         if recording.recorded and self._writer is not None:

@@ -53,6 +53,7 @@ class RequestRecording:
     tenant: str = ""
     route: str = ""
     drafts_wanted: bool = True
+    stop_strings: Sequence[str] = ()
     recorded: bool = True
     """Whether a trace is made of it."""
 
@@ -158,6 +159,15 @@ class RequestRecording:
                 # What the step would have added after a stop is cut off, as the scheduler does.
                 self.finish_reason = reason
                 return
+
+    def ends_with_stop_string(self, text: str) -> None:
+        """Judge a request that the server ended: with a stop string, or because its client left.
+
+        Args:
+            text: its whole output.
+        """
+        if self.finish_reason == "abort" and any(stop in text for stop in self.stop_strings):
+            self.finish_reason = "stop"
 
     def statistics(self, sequence: int, now: float) -> RequestStats:
         """Return the counts of the finished request."""

@@ -63,6 +63,7 @@ def begin(
         arrived=float(extra.get(ARRIVED) or time.time()),
         tenant=str(extra.get(TENANT, "")),
         route=str(extra.get(ROUTE, "")),
+        stop_strings=tuple(sampling_params.stop or ()),
         drafts_wanted=extra.get(DRAFTER) != NO_DRAFTS,
         recorded=bool(int(extra.get(RECORD, 1))) and is_plain(sampling_params),
     )

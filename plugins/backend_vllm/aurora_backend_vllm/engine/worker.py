@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,11 @@ class AuroraWorker(StockWorker):
         # All ranks hold the same rows; one of them writes.
         self._aurora_writer = open_writer(settings) if self.rank == 0 else None
         self._aurora_recorder = StepRecorder(
-            runner, settings, self._aurora_live, self._aurora_writer
+            runner,
+            settings,
+            self._aurora_live,
+            self._aurora_writer,
+            decode=text_decoder(self.vllm_config.model_config),
         )
         self._aurora_recorder.install()
         logger.info("Aurora's recorder is installed; version %d", self._aurora_live.version)
@@ -126,6 +131,16 @@ class AuroraWorker(StockWorker):
             if self._aurora_writer is not None:
                 self._aurora_writer.close()
         super().shutdown()
+
+
+def text_decoder(model_config: Any) -> Callable[[Sequence[int]], str] | None:
+    """Return what turns tokens into text; None for a server without a tokenizer."""
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    if model_config.skip_tokenizer_init:
+        return None
+    tokenizer = cached_tokenizer_from_config(model_config)
+    return lambda token_ids: str(tokenizer.decode(list(token_ids)))
 
 
 def open_writer(settings: EngineSettings) -> TraceWriter | None:
