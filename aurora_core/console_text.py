@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aurora_core.records import NO_DRAFTER
+from aurora_core.records import NO_DRAFTER, UNTRAINED
 
 _BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _ASCII = ".:-=+*#@"
@@ -13,7 +13,8 @@ _ASCII = ".:-=+*#@"
 
 def version_name(version: int) -> str:
     """Return how people read a draft version."""
-    return "no drafter" if version == NO_DRAFTER else f"version {version}"
+    names = {NO_DRAFTER: "no drafter", UNTRAINED: "untrained drafter"}
+    return names.get(version, f"version {version}")
 
 
 def sparkline(values: Sequence[float], encoding: str = "utf-8") -> str:

@@ -22,6 +22,7 @@ from aurora_core.records import (
     Needs,
     Provides,
     RequestStats,
+    Sampling,
     SinkStats,
     SwapReceipt,
     TargetSpec,
@@ -40,6 +41,10 @@ class Options(BaseModel):
     """Base of every component's options: unknown keys are errors, values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    serving_only: ClassVar[frozenset[str]] = frozenset()
+    """Options of a speculator that say how to draft with given weights: they may change while a
+    lineage goes on. A change of any other begins a new one."""
 
 
 class Component:
@@ -161,6 +166,11 @@ class DraftRequest:
     """Upper bound on the depth of the proposal; 0 only takes the rows in."""
     max_nodes: int
     """Upper bound on the nodes of the proposal, over all its branches."""
+    sampling: Sampling | None = None
+    """The request's own, when its drafts may be sampled; None asks for the likeliest tokens. A
+    drafter that never samples ignores it."""
+    uniforms: Sequence[float] = ()
+    """With `sampling`: [num_speculative_tokens] numbers in [0, 1) to sample with, one per depth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +183,18 @@ class Proposal:
     """[n] Index of the parent in this proposal, -1 for children of the root."""
     log_probs: Sequence[float]
     """[n] Log-probability under the drafter given the parent's path."""
+    drawn_from: DraftDistributions | None = None
+    """Set when the tokens were sampled; without it they are deterministic, and verified so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftDistributions:
+    """What sampled draft tokens were drawn from: rejection sampling needs all of it."""
+
+    token_ids: Tensor
+    """int64 [m]. The target ids that any of them could have been."""
+    probs: Tensor
+    """float32 [n, m]. For each node, the probabilities it was drawn with; the same for siblings."""
 
 
 class Drafter(ABC):

@@ -22,12 +22,15 @@ from aurora_core.errors import AuroraError
 _COMMANDS: dict[str, Callable[..., None]] = {
     "run": run.run,
     "check": run.check,
-    "plugins": plugins.plugins,
     "bench": measure.bench,
     "replay": measure.replay,
     "versions": versions.versions,
     "ui": versions.ui,
     "doctor": doctor.doctor,
+}
+_GROUPS: dict[str, typer.Typer] = {
+    "plugins": plugins.application,
+    "target": target.application,
 }
 
 
@@ -59,9 +62,10 @@ def create_application(arguments: Sequence[str]) -> typer.Typer:
     application.callback()(_root)
     for name, command in _COMMANDS.items():
         application.command(name)(command)
-    application.add_typer(target.application, name="target")
+    for name, group in _GROUPS.items():
+        application.add_typer(group, name=name)
     command_name = next((word for word in arguments if not word.startswith("-")), None)
-    if command_name not in _COMMANDS and command_name != "target":
+    if command_name not in _COMMANDS and command_name not in _GROUPS:
         plugins.add_commands(application)
     return application
 

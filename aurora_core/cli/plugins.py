@@ -8,14 +8,22 @@ from typing import Annotated
 
 import typer
 
+from aurora_core.cli import plugin_check
 from aurora_core.plugins import Plugins
 from aurora_core.registrations import KINDS, SECTIONS
 
+application = typer.Typer(invoke_without_command=True)
+application.command("check")(plugin_check.check)
 
+
+@application.callback()
 def plugins(
+    context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List plugins: name, distribution, version, components; broken ones with the reason."""
+    if context.invoked_subcommand is not None:
+        return
     found = Plugins()
     found.load()
     print(json.dumps(as_data(found), indent=2) if as_json else as_text(found))

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from aurora_core.controller.run import Run
     from aurora_core.controller.run_directory import RunDirectory
     from aurora_core.interfaces import Component
+    from aurora_core.records import DraftVersion
 
 
 def announce(run: Run, *, wanted_requests: int | None) -> None:
@@ -26,7 +27,7 @@ def announce(run: Run, *, wanted_requests: int | None) -> None:
     run.directory.write_resolved(run.parts.config, facts)
     run.console.banner(
         list(facts.items()),
-        live_version=build.number_of(run.lineage.live),
+        live_version=build.version_at_start(run.parts, run.lineage),
         newest=run.lineage.newest_version,
         wanted_requests=wanted_requests,
         count_requests=run.traffic.count if run.traffic else None,
@@ -38,7 +39,7 @@ def resolved_facts(
 ) -> dict[str, str]:
     """Return what the configuration resolved to, in the order of the banner."""
     config, target = parts.config, parts.target
-    live, plugins = lineage.live, build.plugin_labels(parts.plugins)
+    plugins = build.plugin_labels(parts.plugins)
     return {
         "target": f"{target.name}: {target.architecture}, {target.num_layers} layers, "
         f"hidden size {target.hidden_size}, vocabulary {target.vocab_size}",
@@ -50,8 +51,14 @@ def resolved_facts(
         "plugins": ", ".join(f"{name} ({label})" for name, label in plugins.items()),
         "run directory": str(directory.path),
         "tracking": build.tracking_uri(config) or "off",
-        "drafter": f"version {live.version}" if live else "none yet, learned from the traffic",
+        "drafter": _drafter(parts, lineage.live),
     }
+
+
+def _drafter(parts: build.Parts, live: DraftVersion | None) -> str:
+    if not parts.speculator.trainable:
+        return "needs no training, drafts from the start"
+    return f"version {live.version}" if live else "none yet, learned from the traffic"
 
 
 def _class_of(component: Component) -> str:

@@ -17,7 +17,7 @@ from aurora_core.errors import CheckpointError
 from aurora_core.interfaces import ServePlan
 from aurora_core.learner.plan import LearnerPlan, write_plan
 from aurora_core.negotiation import Agreement, negotiate
-from aurora_core.records import NO_DRAFTER
+from aurora_core.records import NO_DRAFTER, UNTRAINED
 from aurora_core.target.progress import ReportProgress, silent
 from aurora_core.target.pull import pull_target
 from aurora_core.target.spec import read_target_spec
@@ -224,6 +224,11 @@ def plugin_labels(plugins: Plugins) -> dict[str, str]:
         for name, plugin in plugins.loaded.items()
         if plugin.distribution
     }
+
+
+def version_at_start(parts: Parts, lineage: Lineage) -> int:
+    """Return the draft version that serves from the start, `NO_DRAFTER` for none."""
+    return number_of(lineage.live) if parts.speculator.trainable else UNTRAINED
 
 
 def number_of(draft: DraftVersion | None) -> int:

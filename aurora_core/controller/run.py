@@ -130,7 +130,7 @@ class Run:
         lineage = build.prepare(parts, directory)
         self.parts, self.directory, self.console, self.lineage = parts, directory, console, lineage
         self.started, self.outcome = time.time(), Outcome()
-        live_version = build.number_of(lineage.live)
+        live_version = build.version_at_start(parts, lineage)
         self.history = History(live_version, lineage.newest_version)
         self.traces = TraceCounts(parts.sink)
         self.evidence = LiveTraffic(started=self.started)

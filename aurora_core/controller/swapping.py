@@ -28,6 +28,7 @@ from aurora_core.errors import BackendError, CheckpointError
 from aurora_core.interfaces import Backend, SwapPolicy
 from aurora_core.records import (
     NO_DRAFTER,
+    UNTRAINED,
     BackendStatus,
     DraftVersion,
     Evidence,
@@ -131,7 +132,7 @@ class Swapping:
 
     def _agrees(self, status: BackendStatus) -> bool:
         if self.live is None:
-            return status.live_version == NO_DRAFTER
+            return status.live_version in (NO_DRAFTER, UNTRAINED)
         same = status.live_version == self.live.version
         return same and status.checksum in ("", self.live.checksum)
 

@@ -39,7 +39,9 @@ def lineage_identity(plan: LearnerPlan, speculator: Speculator) -> dict[str, Any
         "target_fingerprint": plan.target.fingerprint,
         "speculator": plan.speculator,
         # As validated, so that a default written out is no difference.
-        "speculator_options": speculator.options.model_dump(mode="json"),
+        "speculator_options": speculator.options.model_dump(
+            mode="json", exclude=set(speculator.options.serving_only)
+        ),
     }
 
 

@@ -11,6 +11,11 @@ train/staleness          newest version of the lineage minus the oldest draft ve
 train/skipped_batches    so far: empty, or with a loss or gradient that is not finite
 train/skipped_traces     so far: refused by the speculator
 train/memory_mib         resident memory of this process
+reward/per_step          accepted draft tokens of a step with drafts, mean over the traces that were
+                         trained on for the first time since the last report
+reward/return            the sum over a request, mean over those of the same traces with drafts
+reward/version_<N>       reward per step of draft version N, over all such traces so far; reported
+                         when more of them came
 """
 
 from __future__ import annotations
@@ -72,6 +77,7 @@ class ReportProgress(lightning.Callback):
         """Send the numbers since the last report."""
         self._latest = self.window(trainer)
         self._outcomes, self._reported_at = [], time.monotonic()
+        self.stream.rewards.begin_window()
         self.events.write(Progress(step=trainer.global_step, metrics=self._latest))
 
     def window(self, trainer: lightning.Trainer) -> dict[str, float]:
@@ -100,4 +106,5 @@ class ReportProgress(lightning.Callback):
         newest, drafted = self.module.newest_version, self.stream.draft_version
         if newest is not None and drafted is not None:
             metrics["train/staleness"] = newest - drafted
+        metrics |= self.stream.rewards.metrics()
         return {name: value for name, value in metrics.items() if math.isfinite(value)}

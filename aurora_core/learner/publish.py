@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import shutil
 import time
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from aurora_core.errors import CheckpointError
 from aurora_core.learner.holdout import HoldoutReplay, Score, compare
 from aurora_core.learner.protocol import Published
 from aurora_core.learner.random_state import random_state, restore_random_state
+from aurora_core.learner.rewards import advantage
 from aurora_core.records import DraftVersion, Holdout, Trace
 
 if TYPE_CHECKING:
@@ -183,4 +185,9 @@ def _holdout_metrics(holdout: Holdout | None) -> dict[str, float]:
         metrics["holdout/live_acceptance_length"] = holdout_acceptance_length(
             anchors, holdout.live_accepted
         )
+    gained = advantage(holdout)
+    if gained is not None:
+        metrics["holdout/advantage"] = gained.mean
+        if math.isfinite(gained.error):  # or the gate would take it for a diverged drafter's
+            metrics["holdout/advantage_error"] = gained.error
     return metrics

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from aurora_core.learner.batches import collate_usable
 from aurora_core.learner.protocol import Waiting
 from aurora_core.learner.ranks import deliver
+from aurora_core.learner.rewards import RewardCurve
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,6 +76,8 @@ class TraceStream:
         self.draft_version: float | None = None
         """Mean of the oldest draft version in each trace of the latest batch; None if they have
         none."""
+        self.rewards = RewardCurve()
+        """Of the traces trained on, each counted the first time."""
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._bad: OrderedDict[str, None] = OrderedDict()
         self._replays_left = 0
@@ -112,6 +115,7 @@ class TraceStream:
         """Return one batch for each rank, or nothing if there are not enough traces."""
         num_traces = self.options.batch_traces * self.num_ranks
         sample = reader.sample(num_traces, fresh=self.options.fresh_traces * self.num_ranks)
+        new = {trace.trace_id for trace in sample} - self._seen.keys()
         chosen = [trace for trace in sample if self._may_train(trace.trace_id)]
         # Then only an arrival changes something: until one comes, the sink is left alone.
         self._is_exhausted = not chosen and self._replays_left == 0
@@ -128,6 +132,9 @@ class TraceStream:
             batches.append(batch)
             trained += usable
         self.draft_version = _mean_draft_version(trained)
+        for trace in trained:
+            if trace.trace_id in new:
+                self.rewards.add(trace)
         return batches
 
     def _may_train(self, trace_id: str) -> bool:
@@ -173,6 +180,7 @@ class TraceStream:
             "bad": list(self._bad),
             "replays_left": self._replays_left,
             "num_skipped_traces": self.num_skipped_traces,
+            "rewards": self.rewards.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -184,6 +192,7 @@ class TraceStream:
         _remember(self._bad, state["bad"])
         self._replays_left = state["replays_left"]
         self.num_skipped_traces = state["num_skipped_traces"]
+        self.rewards.load_state_dict(state.get("rewards", {}))  # absent in older checkpoints
 
 
 def _remember(ids: OrderedDict[str, None], new: Iterable[str]) -> None:

@@ -46,6 +46,7 @@ def make_tiny_target(
     tie: bool = True,
     seed: int = 0,
     max_position_embeddings: int = 512,
+    sharpness: float = 1.0,
 ) -> Path:
     """Write a random but valid target directory and return it.
 
@@ -58,6 +59,7 @@ def make_tiny_target(
         path: directory to write; created if needed.
         architecture: a key of `FAMILIES`.
         tie: whether the output head is the embedding matrix.
+        sharpness: factor of all logits. At 1 the best token has a probability of about 0.14.
     """
     directory = Path(path)
     config_type, model_type = FAMILIES[architecture]
@@ -80,6 +82,8 @@ def make_tiny_target(
         model = model_type(config)
     model = model.to_empty(device="cpu")
     _fill(model, torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        model.model.norm.weight.mul_(sharpness)
     model.tie_weights()
     model.save_pretrained(directory)
     _tokenizer(vocab_size).save_pretrained(directory)

@@ -90,8 +90,8 @@ def load_network(path: Path, target_fingerprint: str) -> ToyNetwork:
     """Read what `save_network` wrote.
 
     Raises:
-        CheckpointError: unreadable, of another target, or with a tensor that is missing, extra,
-            misshaped or not finite.
+        CheckpointError: unreadable, of another target, with a tensor that is missing, extra,
+            misshaped or not finite, or with ids outside the vocabulary.
     """
     try:
         config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -117,6 +117,12 @@ def load_network(path: Path, target_fingerprint: str) -> ToyNetwork:
             raise CheckpointError(
                 f"toy checkpoint {str(path)!r} has tensor {name!r} with values that are not finite"
             )
+    ids = tensors["draft_token_ids"]
+    if bool((ids < 0).any() or (ids >= network.vocab_size).any() or (ids[1:] <= ids[:-1]).any()):
+        raise CheckpointError(
+            f"toy checkpoint {str(path)!r} has draft_token_ids that do not ascend within the "
+            f"vocabulary of {network.vocab_size}"
+        )
     network.load_state_dict(tensors)
     return network
 
@@ -144,7 +150,7 @@ class ToyDrafter(Drafter):
         token = request.token_ids[-1:].to(self._device)
         token_ids: list[int] = []
         log_probs: list[float] = []
-        for _ in range(request.num_speculative_tokens):
+        for _ in range(min(request.num_speculative_tokens, request.max_nodes)):
             state, logits = self._network(state, token)
             best = logits.float().log_softmax(-1).max(-1)
             token = self._network.draft_token_ids[best.indices]

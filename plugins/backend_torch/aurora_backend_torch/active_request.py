@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aurora_backend_torch.capture import FeatureWindow, TraceRecorder
+from aurora_backend_torch.draft_tree import DraftTree
 from aurora_backend_torch.generation import GenerationRequest, StepOutput
 from aurora_backend_torch.kv_cache import KVCache
 from aurora_core.interfaces import Proposal
@@ -22,8 +23,7 @@ class ActiveRequest:
     seed: int
     """For sampling; the request's own, or drawn on arrival."""
     cache: KVCache
-    window: FeatureWindow | None
-    """None when no drafter will ever read features."""
+    window: FeatureWindow
     recorder: TraceRecorder | None
     """None when no trace is written."""
     token_ids: list[int] = field(default_factory=list)
@@ -34,7 +34,9 @@ class ActiveRequest:
     num_drafted_rows: int = 0
     """Rows that the drafter of `draft_version` has read."""
     proposal: Proposal | None = None
-    """Draft nodes of the step in progress."""
+    """Draft tokens of the step in progress."""
+    tree: DraftTree = field(default_factory=lambda: DraftTree((), ()))
+    """Their shape."""
     step_version: int = NO_DRAFTER
     first_token_at: float = 0.0
     last_token_at: float = 0.0
@@ -71,15 +73,15 @@ class ActiveRequest:
         self.last_token_at = now
         self.token_ids += new_token_ids
 
-    def count_step(self, *, num_drafted: int, num_accepted: int, version: int, batch: int) -> None:
-        """Count a verification step."""
+    def count_step(self, *, num_accepted: int, batch: int) -> None:
+        """Count the verification step in progress."""
         self.num_steps += 1
         self.batch_sizes += batch
-        if num_drafted:
-            self.versions.add(version)
+        if self.tree.token_ids:
+            self.versions.add(self.step_version)
             self.num_speculative_steps += 1
-            self.num_drafted += num_drafted
-            missing = num_drafted - len(self.accepted_per_position)
+            self.num_drafted += len(self.tree.token_ids)
+            missing = self.tree.max_depth - len(self.accepted_per_position)
             self.accepted_per_position += [0] * missing
             for position in range(num_accepted):
                 self.accepted_per_position[position] += 1

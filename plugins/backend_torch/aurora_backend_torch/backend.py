@@ -47,10 +47,12 @@ class TorchBackend(Backend):
         return Provides(
             features=frozenset({"aux_hidden_states", "last_hidden_state", "target_logsumexp"}),
             branch_rows=True,
-            topologies=frozenset({"chain"}),
+            topologies=frozenset({"chain", "tree"}),
             formats=frozenset({"module"}),
             hot_swap="live",
-            verification_rules=frozenset({"greedy", "point_mass"}),
+            verification_rules=frozenset(
+                {"greedy", "rejection" if self.options.sample_drafts else "point_mass"}
+            ),
             num_resident_drafters=self.options.num_resident_drafters,
             request_routing=True,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from aurora_backend_torch.draft_tree import ROOT, DraftTree
 from aurora_backend_torch.generation import GenerationRequest
 from aurora_core.records import Needs, Nodes, Rows, Steps, TargetSpec, Trace
 
@@ -16,29 +17,36 @@ class FeatureWindow:
     """Features of the newest committed rows, for the drafter that reads them next."""
 
     def __init__(self) -> None:
-        self._chunks: list[tuple[int, Mapping[str, Tensor]]] = []
+        self._chunks: list[tuple[int, int, Mapping[str, Tensor]]] = []
+        """(first position, rows, features)"""
 
-    def append(self, start: int, features: Mapping[str, Tensor]) -> None:
-        """Add rows that begin at position `start`, right after those already here."""
-        self._chunks.append((start, features))
+    def append(self, start: int, num_rows: int, features: Mapping[str, Tensor]) -> None:
+        """Add rows that begin at position `start`, right after those already here.
+
+        Args:
+            start: position of the first row.
+            num_rows: rows; not told by features where a drafter needs none.
+            features: by name, each [num_rows, ...].
+        """
+        self._chunks.append((start, num_rows, features))
 
     def since(self, position: int) -> tuple[int, dict[str, Tensor]]:
         """Return the first position available from `position` on, and the features from there."""
         first = max(position, self._chunks[0][0])
         parts = [
-            {name: tensor[max(first - start, 0) :] for name, tensor in chunk.items()}
-            for start, chunk in self._chunks
-            if start + len(next(iter(chunk.values()))) > first
+            {name: tensor[max(first - start, 0) :] for name, tensor in features.items()}
+            for start, num_rows, features in self._chunks
+            if start + num_rows > first
         ]
         if not parts:
-            return first, {name: tensor[:0] for name, tensor in self._chunks[-1][1].items()}
+            return first, {name: tensor[:0] for name, tensor in self._chunks[-1][2].items()}
         return first, {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def keep(self, num_rows: int) -> None:
         """Forget chunks that lie wholly before the newest `num_rows` rows."""
         rows = 0
         for index in range(len(self._chunks) - 1, -1, -1):
-            rows += len(next(iter(self._chunks[index][1].values())))
+            rows += self._chunks[index][1]
             if rows >= num_rows:
                 del self._chunks[:index]
                 return
@@ -76,23 +84,31 @@ class TraceRecorder:
         root: int,
         version: int,
         bonus_token: int,
-        num_accepted: int,
+        accepted: Sequence[int],
         draft_ms: float,
         verify_ms: float,
-        tokens: Sequence[int],
-        parents: Sequence[int],
+        tree: DraftTree,
         log_probs: Sequence[float],
     ) -> int:
-        """Add a verification step of a chain; return the index of its first node."""
+        """Add a verification step; return the index of its first node.
+
+        Args:
+            root: position of the last committed token before the step.
+            version: draft version in force.
+            bonus_token: the target's own token after the last accepted one.
+            accepted: nodes of the tree that were accepted.
+            draft_ms: time spent drafting.
+            verify_ms: time of the target's pass.
+            tree: the draft tokens.
+            log_probs: one for each of them.
+        """
         first = len(self.nodes)
         step = len(self.steps)
-        self.steps.append((root, version, bonus_token, num_accepted, draft_ms, verify_ms))
-        for index, (token, parent, log_prob) in enumerate(
-            zip(tokens, parents, log_probs, strict=True)
-        ):
-            above = -1 if parent < 0 else first + parent
-            depth = 1 if parent < 0 else self.nodes[above][3] + 1
-            self.nodes.append((step, token, above, depth, index < num_accepted, log_prob))
+        self.steps.append((root, version, bonus_token, len(accepted), draft_ms, verify_ms))
+        columns = zip(tree.token_ids, tree.parents, tree.depth, log_probs, strict=True)
+        for node, (token, parent, depth, log_prob) in enumerate(columns):
+            above = ROOT if parent == ROOT else first + parent
+            self.nodes.append((step, token, above, depth, node in accepted, log_prob))
         return first
 
     def trace(

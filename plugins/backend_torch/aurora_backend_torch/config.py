@@ -9,6 +9,9 @@ from pydantic import ConfigDict, Field
 
 from aurora_core.interfaces import Options
 
+_CPU_VERIFICATION_ROWS = 8
+"""Up to about here the memory's speed sets the time of a pass, and further rows are nearly free."""
+
 
 class TorchBackendOptions(Options):
     """How the embedded engine serves; the target and the drafter are configured elsewhere."""
@@ -36,6 +39,13 @@ class TorchBackendOptions(Options):
     """Rows of one pass that verifies all running requests: the more requests, the shorter their
     drafts, down to none. 8 on a CPU if not set, where more rows cost more than drafts bring;
     without limit elsewhere."""
+    max_draft_nodes: int = Field(default=60, ge=1)
+    """Draft tokens of one request in one step, over all branches of a tree; a chain has at most
+    `num_speculative_tokens`."""
+    sample_drafts: bool = False
+    """Whether a request with a temperature gets drafts that are sampled as well, verified by
+    rejection sampling. The output keeps the target's distribution, but with the same seed another
+    drafter gives another text; off, it is the same text with any drafter or none."""
     max_context: int | None = Field(default=None, ge=2)
     """Prompt and output tokens per request; the target's own limit if not set."""
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
@@ -50,6 +60,12 @@ class TorchBackendOptions(Options):
     """Seconds the controller waits for the engine to answer."""
     stop_timeout_s: float = Field(default=10.0, gt=0)
     """Seconds the engine has to stop by itself before it is terminated."""
+
+    def resolved_verification_rows(self, device_type: str) -> int | None:
+        """Return the limit on verification rows that holds on a kind of device."""
+        if self.max_verification_rows is None and device_type == "cpu":
+            return _CPU_VERIFICATION_ROWS
+        return self.max_verification_rows
 
     def resolved_num_threads(self) -> int:
         """Return the thread count to use on this machine."""

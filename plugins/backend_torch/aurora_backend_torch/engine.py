@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -23,27 +23,20 @@ import torch
 from aurora_backend_torch.active_request import ActiveRequest
 from aurora_backend_torch.capture import FeatureWindow, TraceRecorder
 from aurora_backend_torch.config import TorchBackendOptions
+from aurora_backend_torch.drafting import Drafting
 from aurora_backend_torch.generation import GenerationRequest, QueueFull, StepOutput
 from aurora_backend_torch.model import TargetModel
 from aurora_backend_torch.residents import Residents
 from aurora_backend_torch.stepping import Stepper, StepResult
-from aurora_core import kernels
-from aurora_core.components import build_component
-from aurora_core.config import ComponentSection
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import ServePlan, TraceWriter
-from aurora_core.plugins import Plugins
 from aurora_core.records import NO_DRAFTER, BackendStatus, RequestStats, SwapReceipt
-from aurora_core.target.weights import TargetWeights
 
 logger = logging.getLogger(__name__)
 
 _FINISHED_KEPT = 10_000
 _PREFILL_ROWS = 96
 """Prompt rows in one pass: enough to amortise it, few enough not to hold up decoding."""
-
-_CPU_VERIFICATION_ROWS = 8
-"""Up to about here the memory's speed sets the time of a pass, and further rows are nearly free."""
 
 
 class Engine:
@@ -59,18 +52,29 @@ class Engine:
         *,
         max_context: int,
     ) -> None:
+        """Prepare the thread; `build_engine` makes the parts.
+
+        Args:
+            plan: what the controller asks for.
+            options: of this backend.
+            model: the target.
+            residents: the drafters.
+            writer: where traces go; None records nothing.
+            max_context: prompt and output tokens of a request, at most.
+        """
         self.target = plan.target
         self.max_context = max_context
         self._plan, self._options, self._model = plan, options, model
         self._residents, self._writer = residents, writer
-        self._stepper = Stepper(
-            model,
+        drafting = Drafting(
             residents,
-            plan.needs,
+            vocab_size=model.vocab_size,
             num_speculative_tokens=plan.num_speculative_tokens,
-            max_prefill_rows=_PREFILL_ROWS,
-            max_verification_rows=_verification_rows(options, model),
+            max_draft_nodes=options.max_draft_nodes,
+            max_verification_rows=options.resolved_verification_rows(model.device.type),
+            sample_drafts=options.sample_drafts,
         )
+        self._stepper = Stepper(model, drafting, plan.needs, max_prefill_rows=_PREFILL_ROWS)
         self._random = random.Random(plan.seed)
         self._changed = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
@@ -246,18 +250,21 @@ class Engine:
                 if not self._waiting:
                     return
                 request, on_output = self._waiting.popleft()
+            if self._options.sample_drafts and request.sampling.temperature > 0:
+                sampling = replace(request.sampling, rule="rejection")
+                request = replace(request, sampling=sampling)
             room = min(len(request.prompt_token_ids) + request.max_tokens, self.max_context)
-            needs = self._plan.needs
-            records = self._writer is not None and request.record
+            reserve = self._plan.num_speculative_tokens + self._options.max_draft_nodes + 2
+            is_read = self._writer is not None or self._residents.learn_by_observing
             seed = request.sampling.seed
             self._running.append(
                 ActiveRequest(
                     request=request,
                     on_output=on_output,
                     seed=self._random.getrandbits(63) if seed is None else seed % 2**63,
-                    cache=self._model.new_cache(room + self._plan.num_speculative_tokens + 2),
-                    window=FeatureWindow() if needs.features else None,
-                    recorder=TraceRecorder() if records else None,
+                    cache=self._model.new_cache(room + reserve),
+                    window=FeatureWindow(),
+                    recorder=TraceRecorder() if is_read and request.record else None,
                     token_ids=list(request.prompt_token_ids),
                 )
             )
@@ -328,7 +335,7 @@ class Engine:
         self._num_finished += 1
         self._finished.append(stats)
         self._recent_s = 0.9 * self._recent_s + 0.1 * (stats.ttft_s + stats.decode_s)
-        if active.recorder is not None and self._writer is not None and produced:
+        if active.recorder is not None and produced:
             trace = active.recorder.trace(
                 active.request,
                 token_ids=active.token_ids,
@@ -336,7 +343,8 @@ class Engine:
                 target=self.target,
                 needs=self._plan.needs,
             )
-            self._writer.put(trace)
+            if self._writer is not None:
+                self._writer.put(trace)
             self._residents.observe(trace)
         return stats
 
@@ -347,66 +355,3 @@ class Engine:
             waiting = [request.request_id for request, _ in self._waiting]
         for request_id in waiting:
             self._end(request_id, "abort", None)
-
-
-def build_engine(plan: ServePlan, options: TorchBackendOptions) -> Engine:
-    """Load the target, the plugins and the initial drafter; the thread is not started.
-
-    Raises:
-        AuroraError: the target, a plugin, the sink or the initial version cannot be used.
-    """
-    num_threads = options.resolved_num_threads()
-    torch.set_num_threads(num_threads)
-    kernels.set_num_threads(num_threads)
-    device = _device(options.device)
-    dtype = getattr(torch, options.dtype)
-    weights = TargetWeights(plan.target)
-    limit = plan.target.max_position_embeddings
-    max_context = min(options.max_context or limit, limit)
-    plugins = Plugins()
-    plugins.load(plan.plugins)
-    speculator = build_component(
-        plugins,
-        "speculators",
-        ComponentSection(name=plan.speculator, **plan.speculator_options),
-        target=plan.target,
-    )
-    residents = Residents(
-        speculator,
-        weights,
-        versions_dir=Path(plan.versions_dir),
-        capacity=options.num_resident_drafters,
-        dtype=dtype,
-        device=device,
-    )
-    if plan.initial_version is not None:
-        residents.load(plan.initial_version.version, plan.initial_version.checksum)
-        residents.activate(plan.initial_version.version, set())
-    model = TargetModel(
-        weights,
-        dtype=dtype,
-        device=device,
-        max_context=max_context + plan.num_speculative_tokens + 2,
-    )
-    model.warm_up()
-    writer = None
-    if plan.sink is not None:
-        section = ComponentSection(name=plan.sink, **plan.sink_options)
-        writer = build_component(plugins, "trace_sinks", section).open_writer()
-    return Engine(plan, options, model, residents, writer, max_context=max_context)
-
-
-def _verification_rows(options: TorchBackendOptions, model: TargetModel) -> int | None:
-    if options.max_verification_rows is None and model.device.type == "cpu":
-        return _CPU_VERIFICATION_ROWS
-    return options.max_verification_rows
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise BackendError(
-            f"backend.device is {name!r} and torch sees no GPU here; use `cpu` or `auto`"
-        )
-    return torch.device(name)

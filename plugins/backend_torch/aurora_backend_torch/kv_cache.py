@@ -35,12 +35,21 @@ class KVCache:
         """
         shape = (num_layers, capacity, num_kv_heads, head_dim)
         self.capacity = capacity
-        self.keys = list(torch.empty(shape, dtype=dtype, device=device).unbind())
+        self._keys = torch.empty(shape, dtype=dtype, device=device)
+        self._values = torch.empty(shape, dtype=dtype, device=device)
+        self.keys = list(self._keys.unbind())
         """Per layer: [capacity, kv_heads, d]."""
-        self.values = list(torch.empty(shape, dtype=dtype, device=device).unbind())
+        self.values = list(self._values.unbind())
         self.key_addresses = addresses(self.keys)
         """uint64 [layers]"""
         self.value_addresses = addresses(self.values)
+
+    def move(self, entries: Sequence[int], first: int) -> None:
+        """Copy entries, in all layers, to the places from `first` on; none of them lies there."""
+        if entries:
+            source = torch.tensor(entries, device=self._keys.device)
+            for stored in (self._keys, self._values):
+                stored[:, first : first + len(entries)] = stored[:, source]
 
 
 def gather_addresses(caches: Sequence[KVCache]) -> tuple[np.ndarray, np.ndarray]:

@@ -79,21 +79,18 @@ class TargetModel:
     def forward(
         self,
         token_ids: Tensor,
-        position: Tensor,
-        owner: Tensor,
+        rows: RowPlan,
         caches: Sequence[KVCache],
         aux_layers: Sequence[int] = (),
     ) -> TargetRows:
-        """Run rows of a chain per request; each row sees its cache up to its own position.
+        """Run rows of several requests, each over what its plan lets it see of its own cache.
 
         Args:
             token_ids: int64 [R].
-            position: int64 [R], also the cache entry written.
-            owner: int64 [R], index into `caches`.
-            caches: one per request, valid below the first position given for it.
+            rows: where each row belongs; owners index `caches`.
+            caches: one per request.
             aux_layers: layers whose entering hidden states are wanted.
         """
-        rows = RowPlan(position=position, owner=owner, slot=position, length=position + 1)
         hidden = self.embed_tokens[token_ids].to(self.compute_dtype)
         if self._decoder.addressable:
             addresses = gather_addresses(caches)
@@ -112,7 +109,8 @@ class TargetModel:
     def warm_up(self) -> None:
         """Run one row, so that compiling the kernels does not fall into the first request."""
         zero = torch.zeros(1, dtype=torch.int64, device=self.device)
-        rows = self.forward(zero, zero, zero, [self.new_cache(1)])
+        plan = RowPlan(position=zero, owner=zero, slot=zero, length=zero + 1)
+        rows = self.forward(zero, plan, [self.new_cache(1)])
         kernels.argmax_logsumexp(self.logits(rows.last_hidden))
 
     def _matrix(self, tensor: Tensor) -> Tensor:

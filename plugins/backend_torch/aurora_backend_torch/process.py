@@ -77,7 +77,7 @@ def _load_and_serve(launch: EngineLaunch, events: TextIO, sock: socket.socket, u
 
     tokenizer = TargetTokenizer.read(Path(launch.plan.target.path))
 
-    from aurora_backend_torch.engine import build_engine
+    from aurora_backend_torch.build import build_engine
 
     engine = build_engine(launch.plan, launch.options)
     engine.start()

@@ -11,7 +11,7 @@ import torch
 
 from aurora_core.errors import BackendError, CheckpointError
 from aurora_core.interfaces import Drafter, Speculator
-from aurora_core.records import NO_DRAFTER, Trace
+from aurora_core.records import NO_DRAFTER, UNTRAINED, Trace
 from aurora_core.target.weights import TargetWeights
 from aurora_core.versions import WEIGHTS, VersionStore
 
@@ -50,6 +50,11 @@ class Residents:
         self.live_version = NO_DRAFTER
 
     @property
+    def learn_by_observing(self) -> bool:
+        """Whether a loaded drafter takes anything from the traces it is shown."""
+        return any(type(one).observe is not Drafter.observe for one in self._drafters.values())
+
+    @property
     def live_checksum(self) -> str:
         """sha256 of the live checkpoint as it was read; empty without a drafter."""
         return self._checksums.get(self.live_version, "")
@@ -58,6 +63,14 @@ class Residents:
         """Return a loaded drafter, None if it is not loaded."""
         return self._drafters.get(version)
 
+    def make_untrained(self) -> None:
+        """Make the drafter of a speculator that does not train, and make it live."""
+        module = self._speculator.build_module(self._weights, ())
+        drafter = self._speculator.drafter(module, dtype=self._dtype, device=self._device)
+        with self._lock:
+            self._drafters[UNTRAINED], self._checksums[UNTRAINED] = drafter, ""
+            self.live_version = UNTRAINED
+
     def load(self, version: int, checksum: str | None = None) -> str:
         """Read and check a version from disk; return its checksum.
 
@@ -65,6 +78,8 @@ class Residents:
             CheckpointError: it is incomplete, malformed, not what `checksum` says or made for
                 another target.
         """
+        if version == UNTRAINED and version in self._drafters:
+            return ""
         path = self._store.directory(version)
         weights_file = path / WEIGHTS
         if not weights_file.is_file():
@@ -92,7 +107,7 @@ class Residents:
             for old in sorted(self._drafters):
                 if len(self._drafters) <= self._capacity:
                     break
-                if old != version and old not in in_use:
+                if old not in (version, UNTRAINED) and old not in in_use:
                     self._drop(old)
 
     def reserve(self, version: int) -> None:

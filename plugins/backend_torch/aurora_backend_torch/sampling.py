@@ -11,10 +11,10 @@ realised by the same draw.
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from aurora_core.records import Sampling
+from aurora_core.sampling import pick, processed_probs
 
 
 def choose(logits: Tensor, best: int, sampling: Sampling, seed: int, position: int) -> int:
@@ -30,32 +30,6 @@ def choose(logits: Tensor, best: int, sampling: Sampling, seed: int, position: i
     if sampling.temperature == 0.0:
         return best
     uniform = float(np.random.Generator(np.random.Philox(key=seed, counter=position)).random())
-    probs, token_ids = target_probs(logits, sampling)
-    cumulative = probs.double().cumsum(0)
-    # The last sum is 1 up to rounding; scaling keeps the draw inside the table.
-    index = int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))
-    index = min(index, len(cumulative) - 1)
+    probs, token_ids = processed_probs(logits, sampling)
+    index = pick(probs, uniform)
     return index if token_ids is None else int(token_ids[index])
-
-
-def target_probs(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | None]:
-    """Return the tempered and truncated distribution of one row.
-
-    top_k keeps the k most likely tokens; top_p then keeps the smallest set of the most likely ones
-    whose mass, renormalised, reaches top_p.
-
-    Returns:
-        (probabilities [n], token ids [n]), most likely first; (probabilities [V], None) in
-        vocabulary order when nothing is cut off.
-    """
-    scaled = logits.float() / sampling.temperature
-    if not sampling.top_k and sampling.top_p >= 1.0:
-        return scaled.softmax(0), None
-    num_kept = min(sampling.top_k or len(scaled), len(scaled))
-    values, token_ids = scaled.topk(num_kept)
-    probs = values.softmax(0)
-    if sampling.top_p < 1.0:
-        before = probs.cumsum(0) - probs
-        probs = torch.where(before < sampling.top_p, probs, 0.0)
-        probs[0] = probs[0].clamp(min=torch.finfo(probs.dtype).tiny)
-    return probs / probs.sum(), token_ids

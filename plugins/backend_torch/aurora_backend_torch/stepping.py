@@ -6,7 +6,6 @@ each request's output independent of what shares the pass with it.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,21 +14,14 @@ import torch
 from torch import Tensor
 
 from aurora_backend_torch.active_request import ActiveRequest
+from aurora_backend_torch.draft_tree import RowPlaces
+from aurora_backend_torch.drafting import REFILL_ROWS, Drafting
 from aurora_backend_torch.generation import TokenLogprob
 from aurora_backend_torch.model import TargetModel
-from aurora_backend_torch.residents import Residents
 from aurora_backend_torch.sampling import choose
-from aurora_core.interfaces import DraftRequest, Proposal
-from aurora_core.kernels import argmax_logsumexp
+from aurora_backend_torch.verification import follow_own_choice, reject_or_accept
+from aurora_core.kernels import RowPlan, argmax_logsumexp
 from aurora_core.records import NO_DRAFTER, Needs
-
-logger = logging.getLogger(__name__)
-
-REFILL_ROWS = 64
-"""Rows that a drafter reads of a request that was running before the drafter was live."""
-
-REFILLS_PER_STEP = 2
-"""Requests that take up a new drafter in one step, so that a swap never stalls decoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +47,17 @@ class Stepper:
     """Advances running requests. Used from the engine thread only."""
 
     def __init__(
-        self,
-        model: TargetModel,
-        residents: Residents,
-        needs: Needs,
-        *,
-        num_speculative_tokens: int,
-        max_prefill_rows: int,
-        max_verification_rows: int | None,
+        self, model: TargetModel, drafting: Drafting, needs: Needs, *, max_prefill_rows: int
     ) -> None:
         """
         Args:
             model: the target.
-            residents: the drafters.
+            drafting: asks the drafters.
             needs: features to keep for drafters and traces.
-            num_speculative_tokens: depth of a proposal, at most.
             max_prefill_rows: prompt rows in one pass.
-            max_verification_rows: rows of one pass that verify drafts, over all requests; None is
-                no limit.
         """
-        self._model, self._residents, self._needs = model, residents, needs
-        self._depth = num_speculative_tokens
+        self._model, self._drafting, self._needs = model, drafting, needs
         self._max_prefill_rows = max_prefill_rows
-        self._max_verification_rows = max_verification_rows
 
     def step(self, running: Sequence[ActiveRequest]) -> list[tuple[ActiveRequest, StepResult]]:
         """Advance every running request by a chunk of its prompt or a verification step.
@@ -87,19 +67,15 @@ class Stepper:
             observed.
         """
         started = time.perf_counter()
-        self._draft([active for active in running if not active.is_prefilling])
+        self._drafting.draft([active for active in running if not active.is_prefilling])
         drafted = time.perf_counter()
         spans = self._plan(running)
         if not spans:
             return []
         token_ids = [token for span in spans for token in _row_tokens(span)]
-        positions = [span.start + offset for span in spans for offset in range(span.count)]
-        owners = [index for index, span in enumerate(spans) for _ in range(span.count)]
-        places = torch.tensor([token_ids, positions, owners], device=self._model.device)
         rows = self._model.forward(
-            places[0],
-            places[1],
-            places[2],
+            torch.tensor(token_ids, device=self._model.device),
+            _row_plan(spans, self._model.device),
             [span.active.cache for span in spans],
             self._needs.aux_layers,
         )
@@ -151,95 +127,12 @@ class Stepper:
                 left -= count
                 start = active.num_computed
             else:
-                count = 1 + (len(active.proposal.token_ids) if active.proposal else 0)
+                count = 1 + len(active.tree.token_ids)
                 start = len(active.token_ids) - 1
             if count:
                 spans.append(_Span(active, first, count, start))
                 first += count
         return spans
-
-    def _draft(self, decoding: Sequence[ActiveRequest]) -> None:
-        """Ask each request's drafter for a proposal."""
-        by_version: dict[int, list[ActiveRequest]] = {}
-        refills = 0
-        depth = self._depth
-        if self._max_verification_rows is not None and decoding:
-            depth = min(depth, self._max_verification_rows // len(decoding) - 1)
-        for active in decoding:
-            active.proposal, active.step_version = None, NO_DRAFTER
-            version = self._version_for(active)
-            if version == NO_DRAFTER or active.window is None or active.num_left < 2 or depth < 1:
-                continue
-            if active.draft_version != version and active.num_steps:
-                if refills == REFILLS_PER_STEP:
-                    continue
-                refills += 1
-            by_version.setdefault(version, []).append(active)
-        for version, requests in by_version.items():
-            self._propose(version, requests, depth)
-
-    def _version_for(self, active: ActiveRequest) -> int:
-        chosen = active.request.drafter
-        if chosen == "none":
-            return NO_DRAFTER
-        version = self._residents.live_version if chosen == "live" else chosen
-        return version if self._residents.get(version) is not None else NO_DRAFTER
-
-    def _propose(self, version: int, requests: Sequence[ActiveRequest], depth: int) -> None:
-        drafter = self._residents.get(version)
-        if drafter is None:
-            return
-        asked = [self._draft_request(active, version, depth) for active in requests]
-        try:
-            proposals = drafter.propose(asked)
-            for proposal, request in zip(proposals, asked, strict=True):
-                self._check(proposal, request)
-        except Exception:
-            logger.exception("drafter version %d failed; serving goes on without it", version)
-            self._residents.drop_broken(version)
-            return
-        for active, proposal in zip(requests, proposals, strict=True):
-            active.num_drafted_rows = len(active.token_ids) - 1
-            if proposal.token_ids:
-                active.proposal, active.step_version = proposal, version
-            if active.window is not None:
-                active.window.keep(REFILL_ROWS)
-
-    def _check(self, proposal: Proposal, request: DraftRequest) -> None:
-        """Refuse what would write beyond the cache or index beyond the vocabulary."""
-        drafted = proposal.token_ids
-        if len(drafted) > request.num_speculative_tokens:
-            raise ValueError(
-                f"{len(drafted)} draft tokens where {request.num_speculative_tokens} were asked for"
-            )
-        if not all(0 <= token < self._model.vocab_size for token in drafted):
-            raise ValueError(f"draft tokens {list(drafted)} are not all in the target's vocabulary")
-        if list(proposal.parents) != list(range(-1, len(drafted) - 1)):
-            raise ValueError(f"parents {list(proposal.parents)} are not those of a chain")
-        if len(proposal.log_probs) != len(drafted):
-            raise ValueError(
-                f"{len(proposal.log_probs)} log-probabilities for {len(drafted)} tokens"
-            )
-
-    def _draft_request(self, active: ActiveRequest, version: int, depth: int) -> DraftRequest:
-        assert active.window is not None
-        root = len(active.token_ids) - 1
-        if active.draft_version != version:
-            if (old := self._residents.get(active.draft_version)) is not None:
-                old.forget(active.request.request_id)
-            active.draft_version = version
-            # A request's first step reads its whole prompt; a running one only a window.
-            active.num_drafted_rows = max(root - REFILL_ROWS, 0) if active.num_steps else 0
-        start, features = active.window.since(active.num_drafted_rows)
-        return DraftRequest(
-            request_id=active.request.request_id,
-            start=start,
-            token_ids=torch.tensor(active.token_ids[start:], dtype=torch.int64),
-            features=features,
-            num_speculative_tokens=min(
-                depth, active.num_left - 1, active.cache.capacity - root - 2
-            ),
-        )
 
     def _finish_chunk(
         self,
@@ -252,7 +145,7 @@ class Stepper:
     ) -> StepResult | None:
         """Take in a chunk of a prompt; its last row gives the first token of the response."""
         active = span.active
-        self._keep_rows(active, span.start, features)
+        self._keep_rows(active, span.start, span.count, features)
         if active.recorder is not None:
             count = span.count
             active.recorder.add_rows(range(span.start, span.start + count), [-1] * count, features)
@@ -277,34 +170,46 @@ class Stepper:
         times: tuple[float, float],
         batch: int,
     ) -> StepResult:
-        """Accept draft tokens while they are the target's own choice, and commit them."""
-        active, request = span.active, span.active.request
-        drafts = list(active.proposal.token_ids) if active.proposal else []
-        chosen: list[int] = []
-        for index in range(len(drafts) + 1):
-            position = span.start + index + 1
-            token = choose(logits[index], best[index], request.sampling, active.seed, position)
-            chosen.append(token)
-            ends = token in request.stop_token_ids or len(chosen) == active.num_left
-            if ends or index == len(drafts) or drafts[index] != token:
-                break
-        # The last token chosen is the target's own, whether or not a draft foresaw it: tokens per
-        # step are then 1 + accepted in every step, also in one that a stop token cuts short.
-        num_accepted = len(chosen) - 1
-        logprobs = self._logprobs(active, chosen, logits, logsumexp)
-        committed = {name: rows[: len(chosen)] for name, rows in features.items()}
-        self._keep_rows(active, span.start, committed)
+        """Follow the branch that is the target's own choice, and commit it."""
+        active, request, tree = span.active, span.active.request, span.active.tree
+
+        def ends(chosen: list[int]) -> bool:
+            return chosen[-1] in request.stop_token_ids or len(chosen) == active.num_left
+
+        drawn_from = active.proposal.drawn_from if active.proposal else None
+        if drawn_from is None:
+            verified = follow_own_choice(
+                tree,
+                logits,
+                best,
+                sampling=request.sampling,
+                seed=active.seed,
+                start=span.start,
+                ends=ends,
+            )
+        else:
+            verified = reject_or_accept(
+                tree,
+                drawn_from,
+                logits,
+                sampling=request.sampling,
+                seed=active.seed,
+                start=span.start,
+                ends=ends,
+            )
+        chosen, accepted = verified.token_ids, verified.accepted
+        path = [0, *(node + 1 for node in accepted)]
+        committed = {name: rows[path] for name, rows in features.items()}
+        logprobs = self._logprobs(active, chosen, logits[path], logsumexp[path])
+        if not tree.is_chain:
+            entries = [tree.entry(span.start, node) for node in accepted]
+            active.cache.move(entries, span.start + 1)
+        self._keep_rows(active, span.start, len(path), committed)
         if active.recorder is not None:
-            self._record(active, span, features, chosen, times)
-        active.count_step(
-            num_drafted=len(drafts),
-            num_accepted=num_accepted,
-            version=active.step_version,
-            batch=batch,
-        )
+            self._record(active, span, features, chosen[-1], accepted, times)
+        active.count_step(num_accepted=len(accepted), batch=batch)
         active.num_computed = span.start + len(chosen)
         active.commit(chosen, time.time())
-        active.proposal = None
         return StepResult(chosen, logprobs)
 
     def _record(
@@ -312,34 +217,36 @@ class Stepper:
         active: ActiveRequest,
         span: _Span,
         features: Mapping[str, Tensor],
-        chosen: Sequence[int],
+        bonus_token: int,
+        accepted: Sequence[int],
         times: tuple[float, float],
     ) -> None:
         assert active.recorder is not None
-        proposal = active.proposal
-        num_nodes = len(proposal.token_ids) if proposal else 0
+        tree = active.tree
         first_node = active.recorder.add_step(
             root=span.start,
             version=active.step_version,
-            bonus_token=chosen[-1],
-            num_accepted=len(chosen) - 1,
+            bonus_token=bonus_token,
+            accepted=accepted,
             draft_ms=times[0],
             verify_ms=times[1],
-            tokens=proposal.token_ids if proposal else (),
-            parents=proposal.parents if proposal else (),
-            log_probs=proposal.log_probs if proposal else (),
+            tree=tree,
+            log_probs=active.proposal.log_probs if active.proposal else (),
         )
-        # Row i > 0 has read draft token i - 1; those accepted are positions, the others nodes.
-        kept = len(chosen)
-        positions = list(range(span.start, span.start + kept)) + [-1] * (num_nodes + 1 - kept)
-        nodes = [-1] * kept + [first_node + index - 1 for index in range(kept, num_nodes + 1)]
+        # Row i > 0 has read node i - 1; those accepted are positions, the others nodes.
+        positions, nodes = [span.start], [-1]
+        for node, depth in enumerate(tree.depth):
+            is_accepted = node in accepted
+            positions.append(span.start + depth if is_accepted else -1)
+            nodes.append(-1 if is_accepted else first_node + node)
         active.recorder.add_rows(positions, nodes, features)
 
-    def _keep_rows(self, active: ActiveRequest, start: int, features: Mapping[str, Tensor]) -> None:
-        if active.window is not None:
-            active.window.append(start, features)
-            if active.draft_version == NO_DRAFTER and active.num_steps:
-                active.window.keep(REFILL_ROWS)
+    def _keep_rows(
+        self, active: ActiveRequest, start: int, num_rows: int, features: Mapping[str, Tensor]
+    ) -> None:
+        active.window.append(start, num_rows, features)
+        if active.draft_version == NO_DRAFTER and active.num_steps:
+            active.window.keep(REFILL_ROWS)
 
     def _logprobs(
         self, active: ActiveRequest, tokens: Sequence[int], logits: Tensor, logsumexp: Tensor
@@ -360,8 +267,31 @@ def _row_tokens(span: _Span) -> list[int]:
     active = span.active
     if active.is_prefilling:
         return active.request.prompt_token_ids[span.start : span.start + span.count]
-    drafts = active.proposal.token_ids if active.proposal else ()
-    return [active.token_ids[-1], *drafts]
+    return [active.token_ids[-1], *active.tree.token_ids]
+
+
+def _row_plan(spans: Sequence[_Span], device: torch.device) -> RowPlan:
+    """Return where the rows of a pass belong."""
+    places = [
+        RowPlaces.in_order(span.start, span.count)
+        if span.active.is_prefilling
+        else span.active.tree.places(span.start)
+        for span in spans
+    ]
+    columns = [
+        [position for place in places for position in place.position],
+        [index for index, span in enumerate(spans) for _ in range(span.count)],
+        [slot for place in places for slot in place.slot],
+        [length for place in places for length in place.length],
+    ]
+    position, owner, slot, length = torch.tensor(columns, device=device)
+    branches = [branch for place in places for branch in place.branch]
+    deepest = max(map(len, branches))
+    branch = None
+    if deepest:
+        padded = [entries + [-1] * (deepest - len(entries)) for entries in branches]
+        branch = torch.tensor(padded, device=device)
+    return RowPlan(position=position, owner=owner, slot=slot, length=length, branch=branch)
 
 
 def _rows_with_logits(span: _Span) -> range:

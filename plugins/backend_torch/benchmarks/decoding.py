@@ -20,8 +20,9 @@ from pathlib import Path
 
 import torch
 
+from aurora_backend_torch.build import build_engine
 from aurora_backend_torch.config import TorchBackendOptions
-from aurora_backend_torch.engine import Engine, build_engine
+from aurora_backend_torch.engine import Engine
 from aurora_backend_torch.generation import GenerationRequest, StepOutput
 from aurora_backend_torch.tokenizer import TargetTokenizer
 from aurora_core.interfaces import ServePlan

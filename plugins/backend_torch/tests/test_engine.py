@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from aurora_backend_torch.build import build_engine
 from aurora_backend_torch.config import TorchBackendOptions
-from aurora_backend_torch.engine import Engine, build_engine
+from aurora_backend_torch.engine import Engine
 from aurora_backend_torch.generation import GenerationRequest, QueueFull, StepOutput
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import DraftRequest, Proposal
@@ -127,7 +128,7 @@ def served(
 ) -> Iterator[Served]:
     directory = make_tiny_target(tmp_path_factory.mktemp("target"), vocab_size=256, num_layers=4)
     monkeypatch.syspath_prepend(str(install_toy(tmp_path / "toy")))
-    one = Served(directory, tmp_path)
+    one = Served(directory, tmp_path, max_verification_rows=60, max_draft_nodes=19)
     yield one
     one.engine.shutdown()
 
@@ -329,9 +330,10 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(served: Served) -> None
         RuntimeError("planted"),
         Proposal(token_ids=[1] * 9, parents=list(range(-1, 8)), log_probs=[0.0] * 9),
         Proposal(token_ids=[10**6], parents=[-1], log_probs=[0.0]),
-        Proposal(token_ids=[1, 2], parents=[-1, -1], log_probs=[0.0, 0.0]),
+        Proposal(token_ids=[1, 2], parents=[1, -1], log_probs=[0.0, 0.0]),
+        Proposal(token_ids=[1, 2], parents=[-1, 0], log_probs=[0.0]),
     ],
-    ids=["raises", "too long", "unknown token", "no chain"],
+    ids=["raises", "too long", "unknown token", "child before parent", "missing probability"],
 )
 def test_a_drafter_that_misbehaves_is_put_aside_and_serving_goes_on(
     served: Served, proposal: Proposal | Exception
@@ -350,6 +352,68 @@ def test_a_drafter_that_misbehaves_is_put_aside_and_serving_goes_on(
     [output] = generate(served.engine, [request("b", PROMPTS[0])])
     assert output == plain
     assert served.engine.live_version == NO_DRAFTER
+
+
+DECOYS = 2
+
+
+def tree_towards(outputs: dict[str, list[int]], request: DraftRequest) -> Proposal:
+    """Return a tree that holds the next tokens of a known output among wrong ones, and more."""
+    name = request.request_id[1:]
+    prompt, output = PROMPTS[int(name)], outputs[name]
+    ahead = output[request.start + len(request.token_ids) - len(prompt) :]
+    token_ids: list[int] = []
+    parents: list[int] = []
+    node = -1
+    for depth, token in enumerate(ahead[: request.num_speculative_tokens]):
+        wrong = [(token + 1 + number) % 256 for number in range(DECOYS)]
+        # The right token is first, in the middle or last among its siblings.
+        siblings = [*wrong[: depth % 3], token, *wrong[depth % 3 :]]
+        first = len(token_ids)
+        token_ids += siblings
+        parents += [node] * len(siblings)
+        node = first + siblings.index(token)
+    if request.num_speculative_tokens > 1:  # branches below wrong tokens
+        parents += [DECOYS] * (request.max_nodes - len(token_ids))
+        token_ids += range(request.max_nodes - len(token_ids))
+    return Proposal(
+        token_ids=token_ids, parents=parents, log_probs=[-1.0 - 0.1 * node for node in parents]
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_trees_are_verified_branch_by_branch_and_change_no_output(
+    served: Served, temperature: float
+) -> None:
+    sampling = Sampling(temperature=temperature, top_p=0.95, seed=3)
+    plain = generate(
+        served.engine, [request(f"a{i}", ids, sampling=sampling) for i, ids in enumerate(PROMPTS)]
+    )
+    served.engine.swap(1, "")
+    drafter = served.engine._residents.get(1)
+    assert drafter is not None
+    outputs = {str(i): output for i, output in enumerate(plain)}
+    drafter.propose = lambda asked: [  # type: ignore[method-assign]
+        tree_towards(outputs, one) for one in asked
+    ]
+    drafted = generate(
+        served.engine, [request(f"b{i}", ids, sampling=sampling) for i, ids in enumerate(PROMPTS)]
+    )
+    assert drafted == plain
+    for stats in served.engine.finished(len(PROMPTS)):
+        # Three deep and always right: four tokens a step, but for the first and the last steps.
+        assert stats.num_steps <= 2 + (NUM_TOKENS - 1) // 4
+        assert stats.accepted_per_position[0] == stats.num_speculative_steps
+    traces = served.traces()
+    reference = AutoModelForCausalLM.from_pretrained(served.target.path, dtype=torch.float32)
+    for index in range(len(PROMPTS)):
+        trace = traces[f"b{index}"]
+        validate_trace(trace)
+        assert int(trace.nodes.accepted.sum()) == int(trace.steps.num_accepted.sum())
+        rejected = (~trace.nodes.accepted).nonzero().flatten()
+        assert len(rejected) > DECOYS * int(trace.nodes.accepted.sum())
+        assert trace.rows.node[trace.rows.node >= 0].sort().values.tolist() == rejected.tolist()
+        compare_rows(trace, reference)
 
 
 def test_naming_a_drafter_that_is_not_resident_is_refused(served: Served) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from aurora_backend_torch.sampling import choose, target_probs
+from aurora_backend_torch.sampling import choose
 from aurora_core.records import Sampling
+from aurora_core.sampling import processed_probs
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0, 0.0])
 
@@ -31,7 +32,7 @@ def test_top_k_and_top_p_cut_and_renormalise() -> None:
     assert np.abs(found[:2] - kept.numpy()).max() < 3 * np.sqrt(0.25 / 20_000)
     assert found[2:].sum() == 0
     # 0.61 + 0.22 < 0.85 <= 0.61 + 0.22 + 0.14: three tokens survive.
-    cut, token_ids = target_probs(LOGITS, Sampling(temperature=1.0, top_p=0.85))
+    cut, token_ids = processed_probs(LOGITS, Sampling(temperature=1.0, top_p=0.85))
     assert token_ids is not None and token_ids[cut > 0].tolist() == [0, 1, 2]
     torch.testing.assert_close(cut[:3], probs[:3] / probs[:3].sum())
 

@@ -3,6 +3,7 @@
 Shape legend:
     B  traces    T  tokens of the longest trace    C  context rows, over all traces
     A  anchors: rows from which a draft can start  Y  target rows that supervise
+    N  rejected draft nodes, over all traces       J  tokens refused after a committed one
     X  width of `aux_hidden_states`                H  hidden size
 
 What is large is flat and holds no padding. Nothing is inferred from lengths: a row takes part only
@@ -17,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aurora_core.errors import TraceError
 from aurora_core.records import TargetSpec, Trace
+from aurora_eagle.selection import ChosenRows, Wanted, select_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +44,35 @@ class Batch:
     teacher_trace: Tensor
     """int64 [Y]."""
     teacher_next_token: Tensor
-    """int64 [Y]. The token committed after the row's position."""
+    """int64 [Y]. The token committed after the row's position; -1 at rejected nodes."""
     last_hidden_state: Tensor
-    """[Y, H], as captured."""
+    """[Y, H], as captured; [Y, 0] where nobody asked for it."""
     target_logsumexp: Tensor
-    """float32 [Y]."""
+    """float32 [Y]; 0 where nobody asked for it."""
     temperature: Tensor
     """float32 [B]. 0 where drafts are verified greedily."""
     top_p: Tensor
     """float32 [B]."""
     top_k: Tensor
     """int64 [B]. 0 keeps the whole vocabulary."""
+    branch_anchor: Tensor
+    """int64 [N]. The anchor that the draft of each rejected node started from."""
+    branch_parent: Tensor
+    """int64 [N]. Index of its parent among the N, before its own; -1 for a committed token."""
+    branch_token: Tensor
+    """int64 [N]. Target vocabulary id."""
+    branch_depth: Tensor
+    """int64 [N]. 1 for an alternative to the second token after the anchor."""
+    branch_teacher: Tensor
+    """int64 [N]. The target row that has read the node, among the Y; or -1."""
+    branch_log_prob: Tensor
+    """float32 [N]. Under the drafter that proposed it; NaN if unknown."""
+    branch_version: Tensor
+    """int64 [N]. Draft version that proposed it."""
+    refused_row: Tensor
+    """int64 [J]. The target row that knew better, among the Y."""
+    refused_token: Tensor
+    """int64 [J]. Target vocabulary id of the draft that was rejected there."""
 
     def to_dict(self) -> dict[str, Tensor]:
         """Return the tensors by name."""
@@ -71,6 +90,7 @@ def collate(
     *,
     aux_layers: tuple[int, ...],
     max_trace_tokens: int,
+    wanted: Wanted | None = None,
 ) -> Batch:
     """Select the usable rows of each trace and stack them.
 
@@ -81,35 +101,37 @@ def collate(
         TraceError: a trace lacks features, was made by another target or with other layers, or
             holds values that are not finite.
     """
-    rows = [_select(trace, target, aux_layers, max_trace_tokens) for trace in traces]
+    wanted = wanted or Wanted()
+    oldest = _oldest_version(traces, wanted.max_branch_staleness)
+    rows = [
+        select_rows(trace, target, aux_layers, max_trace_tokens, wanted, oldest) for trace in traces
+    ]
     longest = max((len(trace.token_ids) for trace in traces), default=0)
     token_ids = torch.zeros(len(traces), longest, dtype=torch.int64)
     teacher_row = torch.full((len(traces), longest), -1, dtype=torch.int64)
-    num_context = num_teachers = 0
-    anchor_row, row_trace, teacher_trace, teacher_next = [], [], [], []
+    before = _Counts()
+    columns: dict[str, list[Tensor]] = {name: [] for name in _COLUMNS}
     for index, (trace, chosen) in enumerate(zip(traces, rows, strict=True)):
         token_ids[index, : len(trace.token_ids)] = trace.token_ids
-        anchor_row.append(chosen.anchors.nonzero().flatten() + num_context)
-        row_trace.append(torch.full_like(chosen.position, index))
         taught = chosen.position[chosen.teachers]
-        teacher_row[index, taught] = torch.arange(len(taught)) + num_teachers
-        teacher_trace.append(torch.full_like(taught, index))
-        teacher_next.append(trace.token_ids[taught + 1])
-        num_context += len(chosen.position)
-        num_teachers += len(taught)
+        teacher_row[index, taught] = torch.arange(len(taught)) + before.teachers
+        mine = _columns(trace, chosen, index, before)
+        mine["refused_row"] = teacher_row[index, chosen.refused_position]
+        for name in _COLUMNS:
+            columns[name].append(mine[name])
+        before.context += len(chosen.position)
+        before.anchors += len(mine["anchor_row"])
+        before.teachers += len(mine["teacher_trace"])
+        before.branches += len(mine["branch_token"])
     greedy = [trace.sampling.rule == "greedy_always" for trace in traces]
     return Batch(
         token_ids=token_ids,
         num_tokens=torch.tensor([len(trace.token_ids) for trace in traces], dtype=torch.int64),
-        row_trace=_concatenate(row_trace),
         row_position=_concatenate([chosen.position for chosen in rows]),
         aux_hidden_states=_concatenate(
             [chosen.aux for chosen in rows], width=len(aux_layers) * target.hidden_size
         ),
-        anchor_row=_concatenate(anchor_row),
         teacher_row=teacher_row,
-        teacher_trace=_concatenate(teacher_trace),
-        teacher_next_token=_concatenate(teacher_next),
         last_hidden_state=_concatenate(
             [chosen.last_hidden for chosen in rows], width=target.hidden_size
         ),
@@ -122,92 +144,60 @@ def collate(
         ),
         top_p=torch.tensor([trace.sampling.top_p for trace in traces]),
         top_k=torch.tensor([trace.sampling.top_k for trace in traces], dtype=torch.int64),
+        **{name: _concatenate(parts) for name, parts in columns.items()},
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _ChosenRows:
-    """Usable rows of one trace: `position` [c], two masks over them [c], and their features."""
-
-    position: Tensor
-    anchors: Tensor
-    teachers: Tensor
-    aux: Tensor
-    last_hidden: Tensor
-    logsumexp: Tensor
+_COLUMNS = (
+    "anchor_row", "row_trace", "teacher_next_token", "teacher_trace", "branch_anchor",
+    "branch_parent", "branch_teacher", "branch_token", "branch_depth", "branch_log_prob",
+    "branch_version", "refused_row", "refused_token",
+)  # fmt: skip
 
 
-def _select(
-    trace: Trace, target: TargetSpec, aux_layers: tuple[int, ...], max_trace_tokens: int
-) -> _ChosenRows:
-    aux, last_hidden, logsumexp = _features(trace, target, aux_layers)
-    num_tokens = len(trace.token_ids)
-    position = trace.rows.position
-    # A row needs the token after its own: the last token's row has nothing to read or to teach.
-    first = num_tokens - max_trace_tokens
-    usable = (position >= max(first, 0)) & (position < num_tokens - 1)
-    index = usable.nonzero().flatten()
-    index = index[position[index].argsort()]
-    position = position[index]
-    if bool((position[1:] == position[:-1]).any()):
-        raise TraceError(f"trace {trace.trace_id!r} has two rows at one position; drop the trace")
-    teachers = position >= trace.prompt_len
-    chosen = _ChosenRows(
-        position=position,
-        anchors=(position >= trace.prompt_len - 1) & (position < num_tokens - 2),
-        teachers=teachers,
-        aux=aux[index],
-        last_hidden=last_hidden[index[teachers]],
-        logsumexp=logsumexp[index[teachers]],
-    )
-    for name, tensor in (
-        ("aux_hidden_states", chosen.aux),
-        ("last_hidden_state", chosen.last_hidden),
-        ("target_logsumexp", chosen.logsumexp),
-    ):
-        if not bool(torch.isfinite(tensor).all()):
-            raise TraceError(
-                f"trace {trace.trace_id!r} has values in {name!r} that are not finite; "
-                "drop the trace"
-            )
-    return chosen
+@dataclass(slots=True)
+class _Counts:
+    """Rows of the traces before one, of each kind."""
+
+    context: int = 0
+    anchors: int = 0
+    teachers: int = 0
+    branches: int = 0
 
 
-def _features(
-    trace: Trace, target: TargetSpec, aux_layers: tuple[int, ...]
-) -> tuple[Tensor, Tensor, Tensor]:
-    if trace.target_fingerprint != target.fingerprint:
-        raise TraceError(
-            f"trace {trace.trace_id!r} was made by another target than {target.name!r}; "
-            "drop the trace"
-        )
-    widths = {
-        "aux_hidden_states": (len(aux_layers) * target.hidden_size,),
-        "last_hidden_state": (target.hidden_size,),
-        "target_logsumexp": (),
+def _columns(trace: Trace, chosen: ChosenRows, index: int, before: _Counts) -> dict[str, Tensor]:
+    """Return what one trace adds to the flat tensors, by name, all but `refused_row`.
+
+    Its target rows are those of committed positions, then those of rejected nodes.
+    """
+    branches, taught = chosen.branches, chosen.position[chosen.teachers]
+    anchors = chosen.anchors.nonzero().flatten()
+    has_row = branches.row >= 0
+    num_rows = int(has_row.sum())
+    return {
+        "row_trace": torch.full_like(chosen.position, index),
+        "anchor_row": anchors + before.context,
+        "teacher_trace": torch.full((len(taught) + num_rows,), index),
+        "teacher_next_token": torch.cat([trace.token_ids[taught + 1], torch.full((num_rows,), -1)]),
+        "branch_anchor": before.anchors
+        + torch.searchsorted(chosen.position[anchors], branches.anchor_position),
+        "branch_parent": torch.where(
+            branches.parent < 0, branches.parent, branches.parent + before.branches
+        ),
+        "branch_token": branches.token,
+        "branch_depth": branches.depth,
+        "branch_teacher": torch.where(
+            has_row, has_row.cumsum(0) - 1 + len(taught) + before.teachers, -1
+        ),
+        "branch_log_prob": branches.log_prob,
+        "branch_version": branches.version,
+        "refused_token": chosen.refused_token,
     }
-    for name, width in widths.items():
-        feature = trace.features.get(name)
-        if feature is None:
-            raise TraceError(
-                f"trace {trace.trace_id!r} lacks the feature {name!r} that 'eagle3' learns from; "
-                "let the backend record it"
-            )
-        if tuple(feature.shape) != (len(trace.rows.position), *width):
-            raise TraceError(
-                f"trace {trace.trace_id!r} has {name!r} of shape {list(feature.shape)}, expected "
-                f"{[len(trace.rows.position), *width]}; drop the trace"
-            )
-    if trace.aux_layers != aux_layers:
-        raise TraceError(
-            f"trace {trace.trace_id!r} has hidden states of layers {list(trace.aux_layers)}, "
-            f"expected {list(aux_layers)}; let the backend record those"
-        )
-    return (
-        trace.features["aux_hidden_states"],
-        trace.features["last_hidden_state"],
-        trace.features["target_logsumexp"],
-    )
+
+
+def _oldest_version(traces: Sequence[Trace], max_staleness: int | None) -> int | None:
+    versions = [int(trace.steps.version.max()) for trace in traces if len(trace.steps.version)]
+    return None if max_staleness is None or not versions else max(versions) - max_staleness
 
 
 def _concatenate(parts: Sequence[Tensor], *, width: int | None = None) -> Tensor:

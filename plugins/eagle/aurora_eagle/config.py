@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,15 +17,37 @@ NUM_AUX_LAYERS = 3
 class Eagle3Options(Options):
     """What a configuration can say below `speculator:` when its name is `eagle3`."""
 
+    serving_only: ClassVar[frozenset[str]] = frozenset(
+        {"min_confidence", "tree_width", "tree_nodes", "min_node_confidence"}
+    )
+
     draft_vocab_size: int = Field(8192, ge=8)
     """Target tokens that the drafter can propose; a larger target vocabulary is cut to these."""
     training_steps: int = Field(4, ge=1, le=16)
     """Draft positions that training unrolls."""
     step_decay: float = Field(0.8, gt=0, le=1)
     """Weight of a draft position relative to the one before it."""
-    objective: Literal["kl", "lk_hybrid"] = "kl"
-    """`kl` is forward KL to the target; `lk_hybrid` goes over to the acceptance rate itself as the
-    two distributions come close."""
+    depth_weights: Literal["power", "reach"] = "power"
+    """What a draft position weighs: `power` takes `step_decay` to the power of its number, `reach`
+    how often the drafter gets there at all, measured on the batch."""
+    objective: Literal["kl", "lk_hybrid", "discard", "branches", "unlikelihood"] = "kl"
+    """What is learned from. `kl`: forward KL to the target at committed positions. `lk_hybrid`: the
+    same, going over to the acceptance rate itself as the two distributions come close. `discard`:
+    `kl`, and beside it the mean over rejected draft nodes. `branches`: KL at committed and rejected
+    nodes alike, the latter weighted by the chance that a request gets there. `unlikelihood`: tokens
+    alone, for backends that record no target rows."""
+    discard_weight: float = Field(0.1, ge=0)
+    """`discard`: what all rejected nodes count beside all committed positions."""
+    branch_floor: float = Field(0.1, ge=0, le=1)
+    """`branches`: what a rejected node weighs at least beside a committed position."""
+    refusal_weight: float = Field(0.1, ge=0)
+    """`unlikelihood`: what pushing down a refused token counts beside raising the right one."""
+    branch_ratio_limit: float | None = Field(None, gt=0)
+    """`discard` and `branches`: weigh each rejected node by how much likelier the drafter in
+    training is to go there than the one that did, at most by this; null does not correct."""
+    max_branch_staleness: int | None = Field(None, ge=0)
+    """`discard` and `branches`: leave out rejected nodes of drafters so many versions older than
+    the newest in the batch; null takes all."""
     greedy_teacher: Literal["soft", "argmax"] = "soft"
     """What greedy requests teach: the target's distribution at temperature 1, or its best token."""
     aux_layers: tuple[int, int, int] | None = None
@@ -36,11 +58,29 @@ class Eagle3Options(Options):
     max_trace_tokens: int = Field(2048, ge=16)
     """Longer traces are trained on their last positions only."""
     min_confidence: float = Field(0.3, ge=0, lt=1)
-    """A chain is not extended beyond a token where the probability of the whole chain, as the
-    drafter sees it, has fallen below this; 0 always drafts to full depth. Worth about the cost of
-    drafting and verifying one more token, in tokens."""
+    """A chain, or a path of a tree, is not extended beyond a token where the probability of all of
+    it, as the drafter sees it, has fallen below this; 0 always drafts to full depth. Worth about
+    the cost of drafting and verifying one more token, in tokens."""
+    tree_width: int = Field(1, ge=1, le=16)
+    """Tokens by which a node is extended, and nodes that are extended at each depth: the drafts
+    of a step form a tree that grows where the drafter is sure. 1 drafts chains."""
+    tree_nodes: int = Field(16, ge=1, le=256)
+    """Nodes of a tree at most, over all its branches: the best by path probability."""
+    min_node_confidence: float = Field(0.05, ge=0, lt=1)
+    """A node of a tree is not proposed if its path's probability, as the drafter sees it, is
+    below this. Worth about the cost of verifying one more token, in tokens."""
     export_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Storage type of published weights; the learner's own checkpoints are float32."""
+
+    @property
+    def uses_branches(self) -> bool:
+        """Whether the objective learns from target rows of rejected draft nodes."""
+        return self.objective in ("discard", "branches")
+
+    @property
+    def uses_teacher(self) -> bool:
+        """Whether the objective learns from target rows at all, or from tokens alone."""
+        return self.objective != "unlikelihood"
 
 
 def choose_aux_layers(options: Eagle3Options, target: TargetSpec) -> tuple[int, ...]:

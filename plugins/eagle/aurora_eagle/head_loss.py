@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from aurora_eagle.losses import Objective
+from aurora_eagle.losses import Objective, unlikelihood
 from aurora_eagle.teacher import Teacher
 
 CHUNK_ROWS = 256
@@ -32,6 +32,7 @@ def supervise(
     teacher_row: Tensor,
     weight: Tensor,
     objective: Objective,
+    refusal_weight: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Return (sum over rows of weight * loss, bool [R] where the committed token was the best).
 
@@ -42,10 +43,35 @@ def supervise(
         teacher_row: int64 [R]. The target row that supervises each row; non-decreasing.
         weight: float32 [R].
         objective: gives losses and gradients of logits.
+        refusal_weight: what the unlikelihood of the tokens that a target row refused counts.
     """
     apply: Any = _HeadLoss.apply
-    total, hits = apply(hidden_RH, head_DH, teacher, teacher_row, weight, objective)
+    total, hits = apply(hidden_RH, head_DH, teacher, teacher_row, weight, objective, refusal_weight)
     return total, hits
+
+
+@torch.no_grad()
+def read_head(hidden_RH: Tensor, head_DH: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what the drafter thinks of one token in each row, without gradients.
+
+    Args:
+        hidden_RH: normalised outputs.
+        head_DH: output head of the drafter.
+        index: int64 [R]. Draft indices; -1 for a token that cannot be drafted.
+
+    Returns:
+        (float32 [R] log-probabilities, bool [R] whether it is the best token)
+    """
+    log_probs = torch.full((len(index),), float("-inf"), device=hidden_RH.device)
+    is_best = torch.zeros(len(index), dtype=torch.bool, device=hidden_RH.device)
+    for first in range(0, len(index), CHUNK_ROWS):
+        rows = slice(first, first + CHUNK_ROWS)
+        logits = (hidden_RH[rows] @ head_DH.T).float()
+        chosen = logits.gather(1, index[rows].clamp(min=0)[:, None])[:, 0]
+        known = index[rows] >= 0
+        log_probs[rows] = (chosen - logits.logsumexp(-1)).masked_fill(~known, float("-inf"))
+        is_best[rows] = (chosen == logits.amax(-1)) & known
+    return log_probs, is_best
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -58,6 +84,7 @@ class _HeadLoss(torch.autograd.Function):
         teacher_row: Tensor,
         weight: Tensor,
         objective: Objective,
+        refusal_weight: float,
     ) -> tuple[Tensor, Tensor]:
         device = hidden_RH.device.type
         dtype = hidden_RH.dtype
@@ -80,6 +107,11 @@ class _HeadLoss(torch.autograd.Function):
                 next_index = teacher.next_index[teacher_rows][pupil]
                 chosen = logits.gather(1, next_index.clamp(min=0)[:, None])[:, 0]
                 hits[rows] = (chosen == loss.best) & (next_index >= 0)
+                refused = teacher.refused(teacher_rows) if refusal_weight else None
+                if refused is not None:
+                    extra = unlikelihood(logits, refused[pupil])
+                    total += refusal_weight * torch.dot(extra.value, weight[rows])
+                    loss.gradient.add_(extra.gradient, alpha=refusal_weight)
                 gradient = loss.gradient.mul_(weight[rows, None])
                 if hidden_gradient is not None:
                     hidden_gradient[rows] = (gradient.to(dtype) @ head).to(hidden_RH.dtype)
@@ -101,10 +133,7 @@ class _HeadLoss(torch.autograd.Function):
         return (
             None if hidden_gradient is None else hidden_gradient * total_gradient,
             None if head_gradient is None else head_gradient * total_gradient,
-            None,
-            None,
-            None,
-            None,
+            *(None,) * 5,
         )
 
 

@@ -37,6 +37,9 @@ Objective = Callable[[Tensor, Tensor, Tensor], RowLoss]
 def forward_kl(logits: Tensor, target_probs: Tensor, target_entropy: Tensor) -> RowLoss:
     """KL from target to draft: sum over D of target_probs * log(target_probs / draft_probs).
 
+    Its gradient is that of the cross-entropy with the target's distribution, which EAGLE-3 trains
+    on (Li et al. 2025, section 3); there the distribution is renormalised on D, here it is not.
+
     Args:
         logits: float32 [R, D].
         target_probs: float32 [R, D].
@@ -56,9 +59,12 @@ def forward_kl(logits: Tensor, target_probs: Tensor, target_entropy: Tensor) -> 
 def lk_hybrid(logits: Tensor, target_probs: Tensor, target_entropy: Tensor) -> RowLoss:
     """Blend forward KL with the rejection rate: w * KL + (1 - w) * (1 - overlap).
 
-    The overlap, sum over D of min(target_probs, draft_probs), is the rate at which rejection
-    sampling accepts. w = exp(-3 * overlap) is held constant, so that training follows the KL while
-    drafts are bad and the acceptance rate itself once they are good.
+    1 - overlap is the total variation distance, which equals the chance that rejection sampling
+    rejects (Leviathan et al. 2023, theorem 3.5).
+
+    The overlap is the sum over D of min(target_probs, draft_probs). w = exp(-3 * overlap) is held
+    constant, so that training follows the KL while drafts are bad and the acceptance rate itself
+    once they are good.
     """
     divergence = forward_kl(logits, target_probs, target_entropy)
     draft_probs = logits.softmax(-1)
@@ -74,5 +80,36 @@ def lk_hybrid(logits: Tensor, target_probs: Tensor, target_entropy: Tensor) -> R
     )
 
 
-OBJECTIVES: dict[str, Objective] = {"kl": forward_kl, "lk_hybrid": lk_hybrid}
-"""Objectives by the name that a configuration uses."""
+def unlikelihood(logits: Tensor, refused: Tensor) -> RowLoss:
+    """Unlikelihood of refused tokens: sum over them of -log(1 - draft_probs).
+
+    Welleck et al., "Neural text generation with unlikelihood training" (2019), equation 4, with the
+    drafts that the target refused as negative candidates. Beside the log-likelihood of the
+    committed token it is what a rejected draft still teaches when only tokens are known; beside the
+    target's whole distribution it would say nothing new.
+
+    Args:
+        logits: float32 [R, D].
+        refused: float32 [R, D]. 1 at refused tokens, else 0.
+    """
+    draft_probs = logits.softmax(-1)
+    allowed = (1 - draft_probs).clamp(min=SMALLEST_ALLOWED)
+    odds = refused * draft_probs / allowed
+    gradient = odds - draft_probs * odds.sum(-1, keepdim=True)
+    return RowLoss(
+        value=-(refused * allowed.log()).sum(-1), gradient=gradient, best=logits.amax(-1)
+    )
+
+
+SMALLEST_ALLOWED = 1e-6
+"""1 - probability of a refused token, at least: a certain draft has a steep but finite loss."""
+
+OBJECTIVES: dict[str, Objective] = {
+    "kl": forward_kl,
+    "lk_hybrid": lk_hybrid,
+    "discard": forward_kl,
+    "branches": forward_kl,
+    "unlikelihood": forward_kl,
+}
+"""Loss of a row that has a target distribution, by the name of the objective that a configuration
+uses. What sets the last three apart is which rows they add and what those weigh: see `weights`."""

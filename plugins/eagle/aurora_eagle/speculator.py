@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 
     from aurora_core.target.weights import TargetWeights
 
-FEATURES = frozenset({"aux_hidden_states", "last_hidden_state", "target_logsumexp"})
+INPUTS = frozenset({"aux_hidden_states"})
+TEACHER = frozenset({"last_hidden_state", "target_logsumexp"})
 
 
 class Eagle3Speculator(Speculator):
-    """EAGLE-3: drafts with one decoder layer that reads hidden states of three target layers."""
+    """EAGLE-3: drafts with one decoder layer that reads hidden states of three target layers.
+
+    With `tree_width` above 1 the drafts of a step form a dynamic tree, as in EAGLE-2.
+    """
 
     Config = Eagle3Options
     formats: ClassVar[frozenset[str]] = frozenset({"module", "eagle3"})
@@ -29,18 +33,24 @@ class Eagle3Speculator(Speculator):
     def __init__(self, options: Options, target: TargetSpec) -> None:
         super().__init__(options, target)
         self._aux_layers = choose_aux_layers(self.options, target)
+        self.topologies = frozenset({"tree" if self.options.tree_width > 1 else "chain"})
 
     @property
     def needs(self) -> Needs:
-        """Return the features of all committed positions and the layers they come from."""
-        return Needs(features=FEATURES, aux_layers=self._aux_layers)
+        """Return what a drafter reads and what the objective learns from."""
+        return Needs(
+            features=INPUTS | TEACHER if self.options.uses_teacher else INPUTS,
+            aux_layers=self._aux_layers,
+            branch_rows=self.options.uses_branches,
+        )
 
     def build_module(self, weights: TargetWeights, traces: Sequence[Trace]) -> nn.Module:
         """Choose the draft vocabulary from the traces and return a new network."""
-        from aurora_eagle import initialise, vocabulary
+        from aurora_core.learner.draft_vocabulary import choose_target_ids
+        from aurora_eagle import initialise
         from aurora_eagle.model import Eagle3Network
 
-        target_ids = vocabulary.choose_target_ids(
+        target_ids = choose_target_ids(
             traces,
             weights.lm_head,
             size=self.options.draft_vocab_size,
@@ -56,12 +66,20 @@ class Eagle3Speculator(Speculator):
     def collate(self, traces: Sequence[Trace]) -> dict[str, Tensor]:
         """Select the usable rows of the traces and stack them; see `aurora_eagle.collate`."""
         from aurora_eagle.collate import collate
+        from aurora_eagle.selection import Wanted
 
+        options = self.options
         return collate(
             traces,
             self.target,
             aux_layers=self._aux_layers,
-            max_trace_tokens=self.options.max_trace_tokens,
+            max_trace_tokens=options.max_trace_tokens,
+            wanted=Wanted(
+                teacher=options.uses_teacher,
+                branch_depth=options.training_steps - 1 if options.uses_branches else 0,
+                max_branch_staleness=options.max_branch_staleness,
+                refused=options.objective == "unlikelihood",
+            ),
         ).to_dict()
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> LossOutput:
@@ -104,12 +122,7 @@ class Eagle3Speculator(Speculator):
         """Return the serving drafter of a network."""
         from aurora_eagle.drafter import Eagle3Drafter
 
-        return Eagle3Drafter(
-            _network(module),
-            min_confidence=self.options.min_confidence,
-            dtype=dtype,
-            device=device,
-        )
+        return Eagle3Drafter(_network(module), self.options, dtype=dtype, device=device)
 
 
 def _network(module: nn.Module):  # type: ignore[no-untyped-def]

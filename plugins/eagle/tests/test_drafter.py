@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from aurora_core.interfaces import Drafter, DraftRequest, Proposal
-from aurora_core.records import Trace
+from aurora_core.records import Sampling, Trace
 from aurora_core.target.weights import TargetWeights
 from aurora_eagle.model import Eagle3Network
 from aurora_eagle.speculator import Eagle3Speculator
@@ -67,6 +68,33 @@ def test_proposals_are_the_same_to_the_bit_whatever_shares_the_batch(
     for index in range(4):
         assert draft([index], depth=2)[index] == together[index]
     assert draft([3, 1], depth=2) == {index: together[index] for index in (3, 1)}
+
+
+def test_sampled_drafts_follow_the_drafters_own_distribution_and_greedy_ones_stay(
+    speculator: Eagle3Speculator, network: Eagle3Network, traces: list[Trace]
+) -> None:
+    drafter = speculator.drafter(network, dtype=torch.float32, device=CPU)
+    sampling = Sampling(temperature=1.5, top_k=5)
+    greedy, other = ask(traces[0], 0, 8), ask(traces[1], 0, 9)
+    alone = drafter.propose([greedy])[0]
+    drawn: list[int] = []
+    for number in range(200):
+        for request in (greedy, other):
+            drafter.forget(request.request_id)
+        uniforms = [(number + 0.5) / 200, 0.3, 0.9]
+        sampled = replace(other, sampling=sampling, uniforms=uniforms)
+        kept, proposal = drafter.propose([greedy, sampled])
+        assert kept == alone and kept.drawn_from is None
+        assert proposal.drawn_from is not None
+        support, probs = proposal.drawn_from.token_ids, proposal.drawn_from.probs
+        assert probs.shape == (len(proposal.token_ids), len(support))
+        torch.testing.assert_close(probs.sum(1), torch.ones(len(probs)))
+        assert ((probs > 0).sum(1) == 5).all()
+        for token, row in zip(proposal.token_ids, probs, strict=True):
+            assert row[support == token] > 0
+        drawn.append(proposal.token_ids[0])
+    shares = torch.stack([(torch.tensor(drawn) == token).float().mean() for token in support])
+    assert (shares - probs[0]).abs().max() <= 1 / 200 + 1e-6
 
 
 def test_rows_that_the_drafter_fed_itself_are_forgotten(

@@ -123,14 +123,16 @@ def test_drafter_proposes_what_training_computed_token_by_token(
         assert list(proposal.parents) == [-1, 0, 1, 2]
 
 
-def request(trace: Trace, start: int, root: int, depth: int, name: str = "") -> DraftRequest:
+def request(
+    trace: Trace, start: int, root: int, depth: int, name: str = "", max_nodes: int | None = None
+) -> DraftRequest:
     return DraftRequest(
         request_id=name or trace.trace_id,
         start=start,
         token_ids=trace.token_ids[start : root + 1],
         features={"aux_hidden_states": trace.features["aux_hidden_states"][start:root]},
         num_speculative_tokens=depth,
-        max_nodes=depth,
+        max_nodes=depth if max_nodes is None else max_nodes,
     )
 
 

@@ -47,6 +47,12 @@ def test_an_unknown_option_is_an_error() -> None:
         Eagle3Options.model_validate({"num_layers": 2})
 
 
+def test_how_to_draft_may_change_while_a_lineage_goes_on() -> None:
+    assert Eagle3Options.serving_only < set(Eagle3Options.model_fields)
+    assert "tree_width" in Eagle3Options.serving_only
+    assert "training_steps" not in Eagle3Options.serving_only
+
+
 @pytest.mark.parametrize(
     ("num_layers", "expected"),
     [(30, (2, 15, 27)), (7, (2, 3, 4)), (6, (1, 3, 5)), (4, (1, 2, 3))],

@@ -18,7 +18,7 @@ from aurora_core.learner.random_state import random_state, restore_random_state
 from aurora_core.records import TargetSpec
 from aurora_core.target.weights import TargetWeights
 from aurora_core.testing.toy_run import make_learnable_trace, write_traces
-from aurora_core.testing.toy_speculator import ToySpeculator
+from aurora_core.testing.toy_speculator import ToyOptions, ToySpeculator
 
 
 def same(one: object, other: object) -> bool:
@@ -141,6 +141,17 @@ def test_what_was_learned_for_something_else_is_refused(
         learn(dataclasses.replace(plan, target=other))
     # Spelling out a default changes nothing.
     learn(make_plan("run", max_steps=2, speculator_options={"draft_vocab_size": 64}))
+
+
+def test_options_that_only_serving_reads_may_change(
+    learn: Any, make_plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ToyOptions, "serving_only", frozenset({"noise"}))
+    learn(make_plan("run", max_steps=2))
+    recorder = learn(make_plan("run", max_steps=3, speculator_options={"noise": 0.5}))
+    assert [(event.step, event.resumed) for event in recorder.of("started")] == [(2, True)]
+    with pytest.raises(CheckpointError, match="other speculator options"):
+        learn(make_plan("run", max_steps=3, speculator_options={"num_steps": 2}))
 
 
 def test_a_checkpoint_of_another_drafter_is_refused(learn: Any, make_plan: Any) -> None:

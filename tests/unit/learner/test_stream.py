@@ -243,3 +243,21 @@ def test_lightning_trains_on_a_batch_before_it_asks_for_the_next(
         enable_model_summary=False,
     ).fit(Module(), stream)
     assert order == ["fetch", "train"] * 3
+
+
+def test_rewards_count_each_trace_once_however_often_it_is_replayed(
+    make_stream: Any, make_trace: Any, memory_reader: Any, control: Control
+) -> None:
+    traces = [make_trace(seed, version=3) for seed in range(3)]
+    for trace in traces:
+        trace.steps.num_accepted[:2] = 4
+    bad = make_trace(3, version=3, last_hidden_state=NAN)
+    stream = make_stream(memory_reader([*traces, bad]), max_replays_per_trace=3)
+    assert len(all_first_tokens(until_rest(stream, control))) > 3
+    num_steps = len(traces[0].steps.root)
+    assert stream.rewards.state_dict() == {"3": [3 * num_steps, 3 * 2 * 4]}
+    control.is_stopping = False
+    resumed = make_stream(memory_reader(traces))
+    resumed.load_state_dict(stream.state_dict())
+    until_rest(resumed, control)
+    assert resumed.rewards.state_dict() == stream.rewards.state_dict()

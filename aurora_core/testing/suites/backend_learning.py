@@ -1,0 +1,148 @@
+"""From served requests to a better drafter and back: what the engine records can be learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from aurora_core.errors import BackendError
+from aurora_core.interfaces import Speculator
+from aurora_core.records import NO_DRAFTER, DraftVersion
+from aurora_core.target.weights import TargetWeights
+from aurora_core.testing.reference_engine import ReferenceEngine
+from aurora_core.testing.suites.backend_fixtures import (
+    NUM_RECORDED_TOKENS,
+    PROMPTS,
+    BackendFixtures,
+    record,
+    stage,
+    traces_of,
+    wait_for_traces,
+)
+from aurora_core.testing.suites.material import reference_target
+from aurora_core.testing.suites.served_backend import ServedBackend
+from aurora_core.trace_validation import first_problem
+
+
+class RecordingPromises(BackendFixtures):
+    """Engines that write traces: what they hold, and what becomes of it."""
+
+    @pytest.fixture
+    def recording(self, served: ServedBackend, records_traces: bool) -> ServedBackend:
+        """The running engine; tests that ask for it are skipped if it writes no traces."""
+        if not records_traces:
+            pytest.skip("the engine writes no traces")
+        return served
+
+    def test_traces_are_sound_and_hold_what_was_asked_for(
+        self, recording: ServedBackend, draft: DraftVersion, speculator: Speculator
+    ) -> None:
+        recording.swap(draft)
+        traces = record(recording)
+        for trace in traces:
+            assert first_problem(trace) is None
+            assert trace.target_fingerprint == speculator.target.fingerprint
+            assert speculator.needs.features <= trace.features.keys()
+            assert trace.aux_layers == speculator.needs.aux_layers
+            committed = trace.rows.position[trace.rows.position >= 0].tolist()
+            assert sorted(committed) == list(range(len(trace.token_ids) - 1))
+            assert set(trace.steps.version.tolist()) <= {draft.version, NO_DRAFTER}
+            assert draft.version in trace.steps.version.tolist()
+            speculator.collate([trace])
+
+    def test_a_trace_says_what_was_answered(self, recording: ServedBackend) -> None:
+        known = {trace.trace_id for trace in traces_of(recording)}
+        answers = recording.ask(PROMPTS, max_tokens=NUM_RECORDED_TOKENS)
+        if not all(answer.prompt_token_ids for answer in answers):
+            pytest.skip("the engine does not return token ids")
+        traces = wait_for_traces(recording, known, len(PROMPTS))
+        found = sorted(tuple(trace.token_ids.tolist()) for trace in traces)
+        assert found == sorted((*a.prompt_token_ids, *a.output) for a in answers)
+        prompts = sorted(len(answer.prompt_token_ids) for answer in answers)
+        assert sorted(trace.prompt_len for trace in traces) == prompts
+
+    def test_recorded_features_are_the_targets(
+        self, recording: ServedBackend, draft: DraftVersion, speculator: Speculator
+    ) -> None:
+        """Each row against the library's computation, and closer to it than its neighbours are.
+
+        With and without drafts, in one batch: rows of the wrong position, layer or request fail.
+        """
+        recording.swap(draft)
+        engine = ReferenceEngine(reference_target(speculator.target), speculator.needs)
+        for trace in record(recording):
+            rows = engine.reference.rows(trace.token_ids[:-1].tolist())
+            expected = rows.features(trace.aux_layers)
+            order = trace.rows.position[trace.rows.position >= 0].argsort()
+            for name in sorted(
+                speculator.needs.features & {"aux_hidden_states", "last_hidden_state"}
+            ):
+                mine = trace.features[name][trace.rows.position >= 0][order].float()
+                similar = torch.cosine_similarity(mine, expected[name], dim=-1)
+                shifted = torch.cosine_similarity(mine[1:], expected[name][:-1], dim=-1)
+                assert float(similar.min()) > 0.98, name
+                assert float(similar.mean()) > float(shifted.mean()), name
+
+    def test_answers_learned_by_heart_are_accepted_whole(
+        self,
+        recording: ServedBackend,
+        draft: DraftVersion,
+        learned: DraftVersion,
+        num_speculative_tokens: int,
+    ) -> None:
+        """Serve, record, train, publish, swap, serve again: hardly a draft is refused.
+
+        The untrained drafter's acceptance is lower: what is live is what was published.
+        """
+        recording.swap(draft)
+        untrained = _acceptance(recording)
+        recording.swap(learned)
+        acceptance_length = _acceptance(recording)
+        assert acceptance_length > untrained
+        # The last step is cut short, and other rounding than the trainer's may cost a draft.
+        num_steps = -(-(NUM_RECORDED_TOKENS - 1) // (num_speculative_tokens + 1))
+        full = (NUM_RECORDED_TOKENS - 1) / num_steps
+        assert acceptance_length > 0.85 * full
+
+    def test_a_checkpoint_without_a_tensor_is_refused(
+        self,
+        recording: ServedBackend,
+        speculator: Speculator,
+        speculator_name: str,
+        weights: TargetWeights,
+        draft: DraftVersion,
+    ) -> None:
+        """Published with the right checksum, and yet incomplete: engines do not notice by it."""
+        recording.swap(draft)
+        module = speculator.build_module(weights, ())
+        bad = stage(
+            Path(recording.plan.versions_dir),
+            speculator,
+            speculator_name,
+            lambda path: _save_without_one(speculator, module, path),
+        )
+        with pytest.raises(BackendError):
+            recording.swap(bad)
+        assert recording.status().live_version == draft.version
+        recording.ask(PROMPTS[:1])
+
+
+def _acceptance(served: ServedBackend) -> float:
+    """Return the acceptance length over all prompts, asked one after the other."""
+    before = served.newest()
+    for prompt in PROMPTS:
+        served.ask([prompt], max_tokens=NUM_RECORDED_TOKENS)
+    finished = served.finished(before)
+    num_steps = sum(request.num_steps for request in finished)
+    return 1 + sum(sum(request.accepted_per_position) for request in finished) / num_steps
+
+
+def _save_without_one(speculator: Speculator, module: nn.Module, path: Path) -> None:
+    speculator.save(module, path)
+    tensors = load_file(path / "model.safetensors")
+    tensors.pop(sorted(tensors)[-1])
+    save_file(tensors, path / "model.safetensors")

@@ -1,0 +1,117 @@
+"""A running backend as a test sees it: its control methods and its HTTP API, without `async`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+from aurora_core.interfaces import Backend, ServePlan
+from aurora_core.records import BackendStatus, DraftVersion, RequestStats, SwapReceipt
+
+Result = TypeVar("Result")
+
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """One finished completion."""
+
+    output: tuple[int, ...] | str
+    """Token ids, or the text where the engine does not return them."""
+    num_tokens: int
+    prompt_token_ids: tuple[int, ...]
+    """Empty where the engine does not return them."""
+
+
+class ServedBackend:
+    """Runs one backend on an event loop of its own; the loop stands still between two calls."""
+
+    def __init__(self, backend: Backend, plan: ServePlan) -> None:
+        self.backend, self.plan = backend, plan
+        self._runner = asyncio.Runner()
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Wait for anything that belongs to the backend's loop."""
+        return self._runner.run(coroutine)
+
+    def start(self) -> None:
+        """Start the engine."""
+        self.run(self.backend.start(self.plan))
+
+    def swap(self, version: DraftVersion | None) -> SwapReceipt:
+        """Make a version live."""
+        return self.run(self.backend.swap(version))
+
+    def status(self) -> BackendStatus:
+        """Ask the engine how it is."""
+        return self.run(self.backend.status())
+
+    def finished(self, after: int = 0) -> list[RequestStats]:
+        """Return requests that finished, from a sequence number on."""
+        return self.run(self.backend.finished(after))
+
+    def newest(self) -> int:
+        """Return the sequence number of the last finished request, 0 without any."""
+        finished = self.finished()
+        return finished[-1].sequence if finished else 0
+
+    def stop(self) -> None:
+        """Stop the engine."""
+        self.run(self.backend.stop())
+
+    def close(self) -> None:
+        """Stop the engine and the loop."""
+        try:
+            self.stop()
+        finally:
+            self._runner.close()
+
+    def ask(
+        self, prompts: Sequence[str], *, seeds: Sequence[int] = (), **fields: Any
+    ) -> list[Answered]:
+        """Ask for completions of all prompts at once."""
+        return self.run(self.ask_async(prompts, seeds=seeds, **fields))
+
+    async def ask_async(
+        self, prompts: Sequence[str], *, seeds: Sequence[int] = (), **fields: Any
+    ) -> list[Answered]:
+        """Ask for completions of all prompts at once, greedily unless told otherwise.
+
+        Args:
+            seeds: one per prompt, where they are sampled.
+            fields: of the request, for example `max_tokens`.
+        """
+        async with httpx.AsyncClient(
+            base_url=self.backend.url, timeout=TIMEOUT_S, trust_env=False, verify=False
+        ) as client:
+            model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
+            body = {
+                "model": model,
+                "max_tokens": 16,
+                "temperature": 0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+                **fields,
+            }
+            bodies = [
+                {**body, "prompt": prompt, **({"seed": seeds[n]} if seeds else {})}
+                for n, prompt in enumerate(prompts)
+            ]
+            return list(await asyncio.gather(*(_complete(client, each) for each in bodies)))
+
+
+async def _complete(client: httpx.AsyncClient, body: dict[str, Any]) -> Answered:
+    answer = (await client.post("/v1/completions", json=body)).raise_for_status().json()
+    [choice] = answer["choices"]
+    token_ids = choice.get("token_ids")
+    prompt = answer.get("prompt_token_ids") or choice.get("prompt_token_ids") or ()
+    return Answered(
+        output=choice["text"] if token_ids is None else tuple(token_ids),
+        num_tokens=answer["usage"]["completion_tokens"],
+        prompt_token_ids=tuple(prompt),
+    )

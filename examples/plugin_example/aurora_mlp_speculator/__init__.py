@@ -1,0 +1,1 @@
+"""An MLP speculator for Aurora: a whole plugin to start from."""

@@ -1,0 +1,214 @@
+"""The checkpoint that vLLM's Medusa loads: config.json and model.safetensors.
+
+vLLM ignores tensors that it does not know and takes defaults for flags that are not there, so
+everything is checked here, before and after.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from aurora_core.errors import CheckpointError
+from aurora_core.records import TargetSpec
+from aurora_medusa.config import MAX_TREE_NODES, NUM_RANKS
+from aurora_medusa.model import MedusaNetwork, MedusaShape, tensor_shapes
+
+if TYPE_CHECKING:
+    from aurora_core.target.weights import TargetWeights
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+SCHEMA = 1
+"""Version of the `aurora` section of config.json."""
+
+
+def save(network: MedusaNetwork, path: Path, *, target: TargetSpec, dtype: torch.dtype) -> None:
+    """Write a checkpoint into a directory, creating it if needed.
+
+    The target's head, cut to the draft vocabulary, is part of it unless every head has its own:
+    vLLM does not share it. It takes most of the space.
+
+    Raises:
+        CheckpointError: a weight is not finite.
+    """
+    content = dict(network.state_dict())
+    if not network.shape.own_heads:
+        content["lm_head.weight"] = network.draft_head
+    tensors = {}
+    for name, tensor in content.items():
+        tensor = tensor.detach().cpu().contiguous()
+        if tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+            _require_finite(tensor, name, path)
+        tensors[name] = tensor
+    path.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path / WEIGHTS_FILE, metadata={"format": "pt"})
+    config = _config(network.shape, target=target, dtype=dtype)
+    (path / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def load(path: Path, weights: TargetWeights, *, target: TargetSpec) -> MedusaNetwork:
+    """Read what `save` wrote, as float32 on CPU.
+
+    Raises:
+        CheckpointError: it is unreadable, incomplete, malformed, or made for another target or
+            tokenizer.
+    """
+    shape = _read_shape(path, weights, target=target)
+    tensors = _read_tensors(path)
+    _check(tensors, tensor_shapes(shape), path)
+    token_map = tensors.get("token_map", torch.arange(shape.vocab_size))
+    if fault := find_fault(token_map, shape.vocab_size):
+        raise CheckpointError(
+            f"vocabulary map of checkpoint {str(path)!r} is invalid: {fault}; publish it again"
+        )
+    # Weights are assigned, not copied over random ones: an engine loads this beside serving.
+    with torch.device("meta"):
+        network = MedusaNetwork(shape, token_map, weights.lm_head)
+    head = tensors.pop("lm_head.weight", None)
+    if head is not None and not torch.equal(head, network.draft_head.to(head.dtype)):
+        raise CheckpointError(
+            f"tensor 'lm_head.weight' of checkpoint {str(path)!r} is not the output head of target "
+            f"{target.name!r}; start a new drafter for this target"
+        )
+    floats = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
+    network.load_state_dict(floats, assign=True)
+    return network
+
+
+def find_fault(token_map: Tensor, vocab_size: int) -> str | None:
+    """Return what is wrong with a stored vocabulary map in words, or None."""
+    if int(token_map.min()) < 0 or int(token_map.max()) >= vocab_size:
+        return f"token_map leads to ids outside 0 to {vocab_size - 1}"
+    if bool((token_map[1:] <= token_map[:-1]).any()):
+        return "the target ids of token_map do not increase"
+    return None
+
+
+def _config(shape: MedusaShape, *, target: TargetSpec, dtype: torch.dtype) -> dict[str, Any]:
+    """Return config.json: every flag stands there, because engines differ in their defaults."""
+    return {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": shape.hidden_size,
+        "vocab_size": shape.vocab_size,
+        "truncated_vocab_size": shape.draft_vocab_size,
+        # No other key may hold "num" with "heads" or "layers": vLLM would take it for these two.
+        "num_heads": shape.num_heads,
+        "num_hidden_layers": shape.num_blocks,
+        "medusa_fc_bias": True,
+        "original_lm_head": not shape.own_heads,
+        "logit_scale": 1.0,
+        "max_paths": MAX_TREE_NODES,
+        "topk": NUM_RANKS,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        "aurora": {
+            "schema": SCHEMA,
+            "speculator": "medusa",
+            "target_fingerprint": target.fingerprint,
+            "tokenizer_fingerprint": target.tokenizer_fingerprint,
+        },
+    }
+
+
+def _read_shape(path: Path, weights: TargetWeights, *, target: TargetSpec) -> MedusaShape:
+    try:
+        config = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
+        own = config["aurora"]
+        maker = (own["speculator"], own["schema"])
+        made_for = {
+            "target": own["target_fingerprint"],
+            "tokenizer": own["tokenizer_fingerprint"],
+        }
+        shape = MedusaShape(
+            hidden_size=weights.hidden_size,
+            vocab_size=weights.vocab_size,
+            draft_vocab_size=int(config["truncated_vocab_size"]),
+            num_heads=int(config["num_heads"]),
+            num_blocks=int(config["num_hidden_layers"]),
+            own_heads=not config["original_lm_head"],
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"config.json of checkpoint {str(path)!r} is missing, unreadable or incomplete "
+            f"({type(error).__name__}: {error}); publish it again"
+        ) from error
+    if maker != ("medusa", SCHEMA):
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} is of speculator {maker[0]!r}, schema {maker[1]!r}, "
+            f"expected 'medusa', schema {SCHEMA}; use the version that wrote it"
+        )
+    expected = {"target": target.fingerprint, "tokenizer": target.tokenizer_fingerprint}
+    for name, fingerprint in expected.items():
+        if made_for[name] != fingerprint:
+            raise CheckpointError(
+                f"checkpoint {str(path)!r} was made for another {name} than that of "
+                f"{target.name!r}; start a new drafter for this target"
+            )
+    # All that is left follows from the target or is fixed: nothing may say otherwise.
+    wanted = _config(shape, target=target, dtype=torch.float32)
+    for name in sorted(wanted.keys() - {"torch_dtype", "aurora"}):
+        if config.get(name) != wanted[name]:
+            raise CheckpointError(
+                f"config.json of checkpoint {str(path)!r} has {name} = {config.get(name)!r}, "
+                f"expected {wanted[name]!r}; publish it again"
+            )
+    for name, size, largest in (
+        ("truncated_vocab_size", shape.draft_vocab_size, shape.vocab_size),
+        ("num_heads", shape.num_heads, 16),
+        ("num_hidden_layers", shape.num_blocks, 16),
+    ):
+        if not 0 < size <= largest:
+            raise CheckpointError(
+                f"config.json of checkpoint {str(path)!r} has {name} = {size}, expected 1 to "
+                f"{largest}; publish it again"
+            )
+    return shape
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path / WEIGHTS_FILE)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"model.safetensors of checkpoint {str(path)!r} is missing or damaged ({error}); "
+            "publish it again"
+        ) from error
+
+
+def _check(tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]], path: Path) -> None:
+    missing, extra = sorted(expected.keys() - tensors), sorted(tensors.keys() - expected)
+    if missing or extra:
+        found = [f"lacks {names}" for names in (missing,) if names]
+        found += [f"has the unknown {names}" for names in (extra,) if names]
+        raise CheckpointError(f"checkpoint {str(path)!r} {' and '.join(found)}; publish it again")
+    for name, shape in expected.items():
+        tensor = tensors[name]
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(
+                f"tensor {name!r} of checkpoint {str(path)!r} has shape {list(tensor.shape)}, "
+                f"expected {list(shape)}; publish it again"
+            )
+        is_map = name == "token_map"
+        if tensor.dtype != torch.int64 if is_map else not tensor.is_floating_point():
+            raise CheckpointError(
+                f"tensor {name!r} of checkpoint {str(path)!r} holds {tensor.dtype}, expected "
+                f"{'torch.int64' if is_map else 'floating point'}; publish it again"
+            )
+        if not is_map:
+            _require_finite(tensor, name, path)
+
+
+def _require_finite(tensor: Tensor, name: str, path: Path) -> None:
+    if not bool(torch.isfinite(tensor).all()):
+        raise CheckpointError(
+            f"tensor {name!r} of checkpoint {str(path)!r} has values that are not finite; "
+            "go back to an earlier version"
+        )

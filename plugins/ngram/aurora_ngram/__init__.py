@@ -1,0 +1,1 @@
+"""Drafts without training: what followed the same words before, in this request and in others."""
