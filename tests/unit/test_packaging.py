@@ -79,7 +79,9 @@ def imported_modules(package: Path) -> dict[str, Path]:
                 continue
             found |= {name.partition(".")[0]: path for name in names}
     ours = {"aurora_core", package.name}
-    return {name: path for name, path in found.items() if name not in ours | STANDARD_LIBRARY | ENGINES}
+    return {
+        name: path for name, path in found.items() if name not in ours | STANDARD_LIBRARY | ENGINES
+    }
 
 
 @pytest.mark.parametrize("name", PACKAGES)

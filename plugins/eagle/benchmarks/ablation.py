@@ -34,13 +34,18 @@ from aurora_eagle.config import Eagle3Options
 from aurora_eagle.speculator import Eagle3Speculator
 
 ARMS: Mapping[str, Mapping[str, Any]] = {
-    "kl": {},
+    "kl": {"objective": "kl"},
     "lk_hybrid": {"objective": "lk_hybrid"},
     "discard 0.1": {"objective": "discard", "discard_weight": 0.1},
     "discard 1": {"objective": "discard", "discard_weight": 1.0},
     "branches, floor 0": {"objective": "branches", "branch_floor": 0.0},
     "branches, floor 0.1": {"objective": "branches", "branch_floor": 0.1},
-    "kl, reach": {"depth_weights": "reach"},
+    "kl, reach": {"objective": "kl", "depth_weights": "reach"},
+    "branches, floor 0.1, decay 0.5": {
+        "objective": "branches",
+        "branch_floor": 0.1,
+        "step_decay": 0.5,
+    },
     "branches, floor 0.1, reach": {
         "objective": "branches",
         "branch_floor": 0.1,
