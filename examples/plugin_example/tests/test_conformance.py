@@ -9,18 +9,17 @@ from __future__ import annotations
 import pytest
 
 from aurora_core.records import TargetSpec
+from aurora_core.testing.suites import SpeculatorSuite
 from aurora_mlp_speculator.speculator import MlpOptions, MlpSpeculator
 
-suites = pytest.importorskip("aurora_core.testing.suites", reason="the kit is not merged yet")
 
-
-class TestMlp(suites.SpeculatorSuite):
+class TestMlp(SpeculatorSuite):
     @pytest.fixture
     def speculator(self, target: TargetSpec) -> MlpSpeculator:
         return MlpSpeculator(MlpOptions(), target)
 
 
-class TestMlpWithFewTokens(suites.SpeculatorSuite):
+class TestMlpWithFewTokens(SpeculatorSuite):
     """A cut vocabulary, and chains that always go to full depth."""
 
     @pytest.fixture
