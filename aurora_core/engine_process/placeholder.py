@@ -1,0 +1,54 @@
+"""A drafter for engines that must be given one before the learner has published any.
+
+Such an engine sizes its caches and compiles its kernels for the drafter it starts with. It is
+given a fresh one, of the very shapes that the learner's first version will have, and does not
+draft with it: its version is `NO_DRAFTER`. The first version that is promoted replaces it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+
+from aurora_core.errors import BackendError
+from aurora_core.interfaces import ServePlan
+from aurora_core.wire import to_json
+
+USER_ERROR = 2
+_MODULE = "aurora_core.engine_process.placeholder_process"
+_PLAN_FILE = "plan.json"
+_WEIGHTS_FILE = "model.safetensors"
+
+
+async def make_placeholder(plan: ServePlan, folder: Path) -> Path:
+    """Write what the speculator's `save` makes of a fresh drafter, in a process of its own.
+
+    Making one is what `build_module(weights, ())` does; it needs torch, which the controller does
+    not import. A complete folder is left as it is, so that restarts cost nothing.
+
+    Args:
+        plan: names the speculator, its options and the target.
+        folder: of the checkpoint; replaced if it is incomplete.
+
+    Raises:
+        BackendError: the drafter cannot be made; the message is the speculator's own if it has one.
+    """
+    if (folder / _WEIGHTS_FILE).is_file():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    plan_path = folder.parent / f"{folder.name}-{_PLAN_FILE}"
+    plan_path.write_text(to_json(plan), encoding="utf-8")
+    command = [sys.executable, "-m", _MODULE, str(plan_path), str(folder)]
+    finished = await anyio.run_process(
+        command, check=False, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    if finished.returncode:
+        lines = finished.stderr.decode(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else f"exit status {finished.returncode}"
+        if finished.returncode == USER_ERROR:
+            raise BackendError(reason)
+        raise BackendError(f"the drafter that the engine starts with cannot be made: {reason}")
+    return folder
