@@ -1,0 +1,168 @@
+"""Where the recorder and the swaps look into SGLang 0.5.23; one line in the table for each place.
+
+Everything that SGLang is asked for by name stands in this file. A hook of a name that a later
+version no longer has is logged by SGLang and left out: `missing` tells.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aurora_backend_sglang.engine.drafter_swap import DrafterSwap, is_reference
+from aurora_backend_sglang.engine.recorder import Recorder, finish_reason_of
+from aurora_backend_sglang.engine.settings import EngineSettings
+from aurora_backend_sglang.engine.status import SECTION, SequenceRequest, describe
+
+_EAGLE = "sglang.srt.speculative"
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_COMPONENTS = "sglang.srt.managers.scheduler_components"
+
+
+@dataclass(slots=True)
+class EngineHalf:
+    """What the hooks of one process share; the scheduler process fills it at its start."""
+
+    settings: EngineSettings
+    start_recorder: Callable[[EngineSettings], Recorder | None]
+    recorder: Recorder | None = None
+    swap: DrafterSwap | None = None
+    acknowledged: int = 0
+    missing: Callable[[], list[str]] = field(default=list)
+
+    def table(self) -> dict[str, tuple[Callable[..., Any], str]]:
+        """Return target -> (hook, kind of hook)."""
+        return {
+            f"{_SCHEDULER}.__init__": (self.scheduler_made, "after"),
+            f"{_SCHEDULER}.process_batch_result": (self.result_used, "around"),
+            f"{_SCHEDULER}._release_aborted_request": (self.waiting_aborted, "after"),
+            "sglang.srt.layers.logits_processor.LogitsProcessor.__init__": (
+                self.logits_processor_made,
+                "after",
+            ),
+            f"{_EAGLE}.eagle_worker_v2.EAGLEWorkerV2._forward_prefill_batch": (
+                self.prefill_read,
+                "after",
+            ),
+            f"{_EAGLE}.eagle_worker_v2.EagleDraftWorker.draft": (self.drafted, "around"),
+            f"{_EAGLE}.eagle_utils.eagle_sample": (self.verified, "around"),
+            f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager"
+            ".update_weights_from_tensor": (self.weights_updated, "around"),
+            f"{_COMPONENTS}.internal_state.SchedulerInternalStateController.get_internal_state": (
+                self.state_asked,
+                "after",
+            ),
+            f"{_COMPONENTS}.internal_state.SchedulerInternalStateController.set_internal_state": (
+                self.state_set,
+                "around",
+            ),
+        }
+
+    def scheduler_made(self, _: Any, scheduler: Any, *args: Any, **options: Any) -> None:
+        """Begin with what was there at start."""
+        self.recorder, self.swap = self.start_recorder(self.settings), DrafterSwap(self.settings)
+
+    def logits_processor_made(self, _: Any, processor: Any, *args: Any, **options: Any) -> None:
+        """Have the rows after the last norm kept beside those of the inner layers."""
+        processor.keep_last_hidden_states = True
+
+    def prefill_read(self, result: Any, worker: Any, batch: Any, *args: Any, **opts: Any) -> None:
+        """See the rows of prompts."""
+        recorder = self.recorder
+        if recorder is not None and not batch.forward_mode.is_idle():
+            _guarded(recorder, lambda: recorder.prefill_read(batch, result.logits_output))
+
+    def drafted(self, stock: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Take the time of drafting."""
+        started = time.perf_counter()
+        result = stock(*args, **options)
+        if self.recorder is not None:
+            self.recorder.draft_ended = time.perf_counter()
+            self.recorder.draft_ms = 1000 * (self.recorder.draft_ended - started)
+        return result
+
+    def verified(
+        self, stock: Callable[..., Any], verify_input: Any, batch: Any, output: Any, *args: Any,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        """See the tree, the rows of all its nodes, and what was accepted."""
+        recorder = self.recorder
+        if recorder is None or batch.forward_mode.is_idle():
+            return stock(verify_input, batch, output, *args, **options)
+        # Before: sampling writes penalties over the logits.
+        features = _guarded(recorder, lambda: recorder.verification_features(output)) or {}
+        result = stock(verify_input, batch, output, *args, **options)
+        _guarded(recorder, lambda: recorder.step_verified(verify_input, batch, features, result))
+        return result
+
+    def result_used(
+        self, stock: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **options: Any
+    ) -> Any:
+        """See which tokens were committed, and which requests ended by it."""
+        recorder = self.recorder
+        if recorder is None:
+            return stock(scheduler, batch, *args, **options)
+        requests = [(one, len(one.output_ids), one.finished()) for one in batch.reqs]
+        is_decoding = batch.forward_mode.is_decode()
+        result = stock(scheduler, batch, *args, **options)
+        for request, num_before, had_ended in requests:
+            _guarded(
+                recorder, lambda r=request, n=num_before, e=had_ended: _use(recorder, r, n, e,
+                                                                           is_decoding)
+            )  # fmt: skip
+        return result
+
+    def waiting_aborted(self, _: Any, scheduler: Any, request: Any) -> None:
+        """See a request end that waits, perhaps after it has been decoding."""
+        if self.recorder is not None and request.output_ids:
+            recorder = self.recorder
+            _guarded(recorder, lambda: recorder.request_finished(request, "abort"))
+
+    def weights_updated(self, stock: Callable[..., Any], updater: Any, request: Any) -> Any:
+        """Answer updates that name a version; the others are SGLang's own."""
+        if self.swap is None or not is_reference(request.load_format):
+            return stock(updater, request)
+        answer = self.swap.update(stock, updater, request)
+        if self.recorder is not None:
+            self.recorder.version = self.swap.version
+        return answer
+
+    def state_asked(self, answer: Any, *args: Any, **options: Any) -> None:
+        """Add Aurora's section to `/server_info`."""
+        if self.recorder is not None and self.swap is not None:
+            answer.internal_state[SECTION] = describe(
+                self.recorder, self.swap, missing=self.missing(), after=self.acknowledged
+            )
+
+    def state_set(self, stock: Callable[..., Any], state: Any, request: Any) -> Any:
+        """Take in up to which request the controller has the statistics."""
+        sequence = SequenceRequest.read(request.server_args)
+        if sequence is None:
+            return stock(state, request)
+        self.acknowledged = sequence.after
+        return sequence.answer()
+
+
+def _use(
+    recorder: Recorder, request: Any, num_before: int, had_ended: bool, is_decoding: bool
+) -> None:
+    if is_decoding:
+        if had_ended or request.is_retracted:
+            recorder.step_discarded(request)
+        else:
+            recorder.step_committed(request, num_before)
+    if request.output_ids and not num_before:
+        recorder.first_token(request)
+    if request.finished() and not had_ended:
+        kinds = [kind.__name__ for kind in type(request.finished_reason).__mro__]
+        recorder.request_finished(request, finish_reason_of(kinds))
+
+
+def _guarded(recorder: Recorder, action: Callable[[], Any]) -> Any:
+    try:
+        return action()
+    except Exception as error:  # whatever recording meets, serving goes on
+        recorder.fault(f"{type(error).__name__}: {error}")
+        return None
