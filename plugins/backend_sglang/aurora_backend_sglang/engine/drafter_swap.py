@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from aurora_backend_sglang.engine.drafter_file import DrafterFile, read_version
 from aurora_core.errors import AuroraError
+from aurora_core.records import NO_DRAFTER
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +46,10 @@ class DrafterSwap:
         self.version, self.checksum = settings.initial_version, settings.initial_checksum
         """Of the drafter in place."""
         self._settings = settings
+
+    def forget(self) -> None:
+        """Draft no more; the weights stay where they are until others come."""
+        self.version, self.checksum = NO_DRAFTER, ""
 
     def update(self, stock_update: Callable[..., Any], updater: Any, request: Any) -> Any:
         """Carry out an update that names a version: all of it, or none.

@@ -6,6 +6,8 @@ version no longer has is logged by SGLang and left out: `missing` tells.
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,8 +15,9 @@ from typing import Any
 
 from aurora_backend_sglang.engine.drafter_swap import DrafterSwap, is_reference
 from aurora_backend_sglang.engine.recorder import Recorder, finish_reason_of
-from aurora_backend_sglang.engine.settings import EngineSettings
-from aurora_backend_sglang.engine.status import SECTION, SequenceRequest, describe
+from aurora_backend_sglang.engine.settings import TOKEN_VARIABLE, EngineSettings
+from aurora_backend_sglang.engine.status import SECTION, ControlCall, describe
+from aurora_core.records import NO_DRAFTER
 
 _EAGLE = "sglang.srt.speculative"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -35,6 +38,7 @@ class EngineHalf:
     def table(self) -> dict[str, tuple[Callable[..., Any], str]]:
         """Return target -> (hook, kind of hook)."""
         return {
+            "sglang.srt.utils.auth.add_api_key_middleware": (self.keys_set, "before"),
             f"{_SCHEDULER}.__init__": (self.scheduler_made, "after"),
             f"{_SCHEDULER}.process_batch_result": (self.result_used, "around"),
             f"{_SCHEDULER}._release_aborted_request": (self.waiting_aborted, "after"),
@@ -48,6 +52,14 @@ class EngineHalf:
             ),
             f"{_EAGLE}.eagle_worker_v2.EagleDraftWorker.draft": (self.drafted, "around"),
             f"{_EAGLE}.eagle_utils.eagle_sample": (self.verified, "around"),
+            f"{_EAGLE}.adaptive_runtime_state.AdaptiveController.activate_step_by_batch": (
+                self.steps_chosen,
+                "around",
+            ),
+            f"{_EAGLE}.adaptive_runtime_state.AdaptiveController.on_verify_complete": (
+                self.steps_reviewed,
+                "around",
+            ),
             f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager"
             ".update_weights_from_tensor": (self.weights_updated, "around"),
             f"{_COMPONENTS}.internal_state.SchedulerInternalStateController.get_internal_state": (
@@ -59,6 +71,14 @@ class EngineHalf:
                 "around",
             ),
         }
+
+    def keys_set(self, *args: Any, **options: Any) -> Any:
+        """Have SGLang's control routes ask for the token.
+
+        As an argument of SGLang's it would stand in its log, and in what it tells anyone.
+        """
+        token = os.environ.get(TOKEN_VARIABLE)
+        return (args, options | {"admin_api_key": token}) if token else None
 
     def scheduler_made(self, _: Any, scheduler: Any, *args: Any, **options: Any) -> None:
         """Begin with what was there at start."""
@@ -82,6 +102,29 @@ class EngineHalf:
             self.recorder.draft_ended = time.perf_counter()
             self.recorder.draft_ms = 1000 * (self.recorder.draft_ended - started)
         return result
+
+    def steps_chosen(
+        self, stock: Callable[..., Any], controller: Any, *args: Any, **options: Any
+    ) -> None:
+        """Draft at full depth with a drafter, and not at all without one.
+
+        SGLang's own choice between several depths is taken over: it holds everything ready for
+        each of them, so that a change costs nothing.
+        """
+        if self.swap is None:
+            stock(controller, *args, **options)
+            return
+        depths = controller.candidate_steps
+        wanted = min(depths) if self.swap.version == NO_DRAFTER else max(depths)
+        if wanted != controller.worker.speculative_num_steps:
+            controller._activate(wanted)
+
+    def steps_reviewed(
+        self, stock: Callable[..., Any], controller: Any, *args: Any, **options: Any
+    ) -> None:
+        """Keep SGLang from choosing a depth by what was accepted."""
+        if self.swap is None:
+            stock(controller, *args, **options)
 
     def verified(
         self, stock: Callable[..., Any], verify_input: Any, batch: Any, output: Any, *args: Any,
@@ -109,9 +152,9 @@ class EngineHalf:
         result = stock(scheduler, batch, *args, **options)
         for request, num_before, had_ended in requests:
             _guarded(
-                recorder, lambda r=request, n=num_before, e=had_ended: _use(recorder, r, n, e,
-                                                                           is_decoding)
-            )  # fmt: skip
+                recorder,
+                functools.partial(_use, recorder, request, num_before, had_ended, is_decoding),
+            )
         return result
 
     def waiting_aborted(self, _: Any, scheduler: Any, request: Any) -> None:
@@ -129,20 +172,30 @@ class EngineHalf:
             self.recorder.version = self.swap.version
         return answer
 
-    def state_asked(self, answer: Any, *args: Any, **options: Any) -> None:
+    def state_asked(self, answer: Any, controller: Any, *args: Any) -> None:
         """Add Aurora's section to `/server_info`."""
         if self.recorder is not None and self.swap is not None:
             answer.internal_state[SECTION] = describe(
-                self.recorder, self.swap, missing=self.missing(), after=self.acknowledged
+                self.settings,
+                controller.scheduler,
+                self.recorder,
+                self.swap,
+                missing=self.missing(),
+                after=self.acknowledged,
             )
 
     def state_set(self, stock: Callable[..., Any], state: Any, request: Any) -> Any:
-        """Take in up to which request the controller has the statistics."""
-        sequence = SequenceRequest.read(request.server_args)
-        if sequence is None:
+        """Take in what the controller has to say."""
+        call = ControlCall.read(request.server_args)
+        if call is None or self.swap is None:
             return stock(state, request)
-        self.acknowledged = sequence.after
-        return sequence.answer()
+        if call.requests_after is not None:
+            self.acknowledged = call.requests_after
+        if call.without_drafter:
+            self.swap.forget()
+            if self.recorder is not None:
+                self.recorder.version = NO_DRAFTER
+        return call.answer()
 
 
 def _use(

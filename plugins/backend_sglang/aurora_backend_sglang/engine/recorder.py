@@ -11,6 +11,7 @@ counted, and the last one is shown in the status.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import Counter, deque
@@ -146,7 +147,7 @@ class Recorder:
         for index, request in enumerate(batch.reqs):
             followed = self._follow(request)
             if followed is not None:
-                followed.pending.append(lambda index=index: read(index))
+                followed.pending.append(functools.partial(read, index))
 
     def verification_features(self, output: Any) -> dict[str, Tensor]:
         """Return copies of the rows of a verification pass, before sampling changes its logits."""

@@ -17,6 +17,9 @@ from aurora_core.wire import from_json, to_json
 SETTINGS_VARIABLE = "AURORA_SGLANG_SETTINGS"
 """Environment variable with the path of the settings file; without it the plugin does nothing."""
 
+TOKEN_VARIABLE = "AURORA_CONTROL_TOKEN"
+"""Environment variable with the token of the control routes; without it anyone may call them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
@@ -26,6 +29,7 @@ class EngineSettings:
     needs: Needs
     versions_dir: str
     """The only folder that drafters are loaded from."""
+    num_speculative_tokens: int
     drafter_dir: str
     """Checkpoint that the server was started with; every later one must have its tensors."""
     initial_version: int = NO_DRAFTER

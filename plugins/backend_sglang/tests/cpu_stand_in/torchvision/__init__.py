@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import sys
 import types
+from typing import ClassVar
 
 __version__ = "0.0.0+stand-in"
 
@@ -31,7 +32,7 @@ class _Name(type):
 class _Names(types.ModuleType):
     """A module in which every name exists."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
