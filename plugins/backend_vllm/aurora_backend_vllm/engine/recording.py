@@ -1,0 +1,233 @@
+"""One request as the worker saw it: counts for its statistics, rows and steps for its trace."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from aurora_core.records import NO_DRAFTER, Nodes, RequestStats, Rows, Sampling, Steps, Trace
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from aurora_backend_vllm.engine.settings import EngineSettings
+    from aurora_backend_vllm.engine.stopping import StopConditions
+
+
+@dataclass(slots=True, kw_only=True)
+class StepOutcome:
+    """What one step of the engine did for one request."""
+
+    start: int
+    """Position of the first row that the target read."""
+    num_rows: int
+    drafts: Sequence[int]
+    """Draft tokens in the last rows."""
+    chosen: Sequence[int]
+    """Tokens that the target chose: accepted drafts, then its own. Empty within a prompt."""
+    version: int
+    """Version that drafted; `NO_DRAFTER` without drafts."""
+    draft_ms: float
+    verify_ms: float
+    finished_at: float
+    """Unix seconds."""
+    batch_size: int
+    """Requests decoded together."""
+    features: Mapping[str, Tensor]
+    """By name, [num_rows, ...]; empty if nothing is recorded."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestRecording:
+    """Follows one request through the engine's steps."""
+
+    request_id: str
+    prompt: Sequence[int]
+    sampling: Sampling
+    stops: StopConditions
+    arrived: float
+    """Unix seconds."""
+    tenant: str = ""
+    route: str = ""
+    drafts_wanted: bool = True
+    recorded: bool = True
+    """Whether a trace is made of it."""
+
+    output: list[int] = field(default_factory=list)
+    finish_reason: Literal["stop", "length", "abort"] = "abort"
+    """`abort` until the request has ended by itself."""
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+    num_steps: int = 0
+    num_speculative_steps: int = 0
+    num_drafted: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+    versions: set[int] = field(default_factory=set)
+    batch_sizes: int = 0
+    steps: list[tuple[int, int, int, int, float, float]] = field(default_factory=list)
+    """(root, version, bonus token, accepted, draft ms, verify ms)"""
+    nodes: list[tuple[int, int, int, int, bool]] = field(default_factory=list)
+    """(step, token, parent, depth, accepted)"""
+    rows: list[tuple[int, int]] = field(default_factory=list)
+    """(position, node), one of them -1."""
+    features: list[Mapping[str, Tensor]] = field(default_factory=list)
+    num_positions: int = 0
+    """Positions below this one need no row any more: they have one, or none can come."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the target has read all of its prompt."""
+        return bool(self.output)
+
+    def forget_trace(self) -> None:
+        """Let go of the rows; the counts go on."""
+        self.recorded = False
+        self.steps, self.nodes, self.rows, self.features = [], [], [], []
+
+    def take(self, step: StepOutcome) -> None:
+        """Take in one step, in order."""
+        num_accepted = max(len(step.chosen) - 1, 0)
+        root = step.start + step.num_rows - 1 - len(step.drafts)
+        first_node = len(self.nodes)
+        is_step = bool(step.chosen) and bool(self.output)
+        if is_step:
+            self._count(step, num_accepted)
+            if self.recorded:
+                self._add_step(step, root, num_accepted)
+        if self.recorded and step.features:
+            self._add_rows(step, root + num_accepted + 1, first_node + num_accepted)
+        self._commit(step)
+
+    def _count(self, step: StepOutcome, num_accepted: int) -> None:
+        self.num_steps += 1
+        self.batch_sizes += step.batch_size
+        if not step.drafts:
+            return
+        self.versions.add(step.version)
+        self.num_speculative_steps += 1
+        self.num_drafted += len(step.drafts)
+        missing = len(step.drafts) - len(self.accepted_per_position)
+        self.accepted_per_position += [0] * missing
+        for position in range(num_accepted):
+            self.accepted_per_position[position] += 1
+
+    def _add_step(self, step: StepOutcome, root: int, num_accepted: int) -> None:
+        index, first = len(self.steps), len(self.nodes)
+        self.steps.append(
+            (root, step.version, step.chosen[-1], num_accepted, step.draft_ms, step.verify_ms)
+        )
+        for depth, token in enumerate(step.drafts, start=1):
+            parent = -1 if depth == 1 else first + depth - 2
+            self.nodes.append((index, token, parent, depth, depth <= num_accepted))
+
+    def _add_rows(self, step: StepOutcome, end: int, first_rejected: int) -> None:
+        """Map the step's rows: those before position `end` are committed, the rest are nodes.
+
+        A request that was preempted is read again from the beginning: rows that are here stay.
+        """
+        committed = range(max(step.start, self.num_positions), end)
+        skipped = min(committed.start, end) - step.start
+        self.rows += [(position, -1) for position in committed]
+        self.num_positions = max(self.num_positions, end)
+        num_rejected = step.start + step.num_rows - end
+        self.rows += [(-1, first_rejected + index) for index in range(num_rejected)]
+        kept = step.num_rows - skipped
+        if kept:
+            # Copies, so that a request does not keep the rows of those it was batched with.
+            self.features.append(
+                {name: rows[skipped:].clone() for name, rows in step.features.items()}
+            )
+
+    def _commit(self, step: StepOutcome) -> None:
+        if not step.chosen:
+            return
+        self.last_token_at = step.finished_at
+        if not self.output:
+            self.first_token_at = step.finished_at
+        for token in step.chosen:
+            self.output.append(token)
+            reason = self.stops.reason(token, len(self.output))
+            if reason is not None:
+                # What the step would have added after a stop is cut off, as the scheduler does.
+                self.finish_reason = reason
+                return
+
+    def statistics(self, sequence: int, now: float) -> RequestStats:
+        """Return the counts of the finished request."""
+        return RequestStats(
+            sequence=sequence,
+            request_id=self.request_id,
+            finished=now,
+            num_prompt_tokens=len(self.prompt),
+            num_output_tokens=len(self.output),
+            num_steps=self.num_steps,
+            num_speculative_steps=self.num_speculative_steps,
+            num_drafted=self.num_drafted,
+            accepted_per_position=tuple(self.accepted_per_position),
+            min_draft_version=min(self.versions, default=NO_DRAFTER),
+            max_draft_version=max(self.versions, default=NO_DRAFTER),
+            ttft_s=max((self.first_token_at or now) - self.arrived, 0.0),
+            decode_s=max(self.last_token_at - self.first_token_at, 0.0),
+            finish_reason=self.finish_reason,
+            tenant=self.tenant,
+            route=self.route,
+            batch_size=self.batch_sizes / self.num_steps if self.num_steps else 1.0,
+        )
+
+    def trace(self, settings: EngineSettings) -> Trace:
+        """Return the finished trace."""
+        import torch
+
+        def integers(values: Sequence[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64)
+
+        step_columns = list(zip(*self.steps, strict=True)) or [()] * 6
+        node_columns = list(zip(*self.nodes, strict=True)) or [()] * 5
+        # A row may have read a token that the end of the request cut off.
+        kept = [
+            index for index, (position, _) in enumerate(self.rows) if position < self.num_tokens
+        ]
+        rows = list(zip(*(self.rows[index] for index in kept), strict=True)) or [(), ()]
+        names = self.features[0].keys() if self.features else ()
+        features = {name: torch.cat([part[name] for part in self.features]) for name in names}
+        if len(kept) < len(self.rows):
+            features = {name: tensor[kept] for name, tensor in features.items()}
+        return Trace(
+            trace_id=self.request_id,
+            request_key=hashlib.sha256(array("q", self.prompt).tobytes()).hexdigest()[:16],
+            created=self.arrived,
+            target_fingerprint=settings.target.fingerprint,
+            tokenizer_fingerprint=settings.target.tokenizer_fingerprint,
+            sampling=self.sampling,
+            finish_reason=self.finish_reason,
+            token_ids=integers([*self.prompt, *self.output]),
+            prompt_len=len(self.prompt),
+            steps=Steps(
+                root=integers(step_columns[0]),
+                version=integers(step_columns[1]),
+                bonus_token=integers(step_columns[2]),
+                num_accepted=integers(step_columns[3]),
+                draft_ms=torch.tensor(step_columns[4], dtype=torch.float32),
+                verify_ms=torch.tensor(step_columns[5], dtype=torch.float32),
+            ),
+            nodes=Nodes(
+                step=integers(node_columns[0]),
+                token=integers(node_columns[1]),
+                parent=integers(node_columns[2]),
+                depth=integers(node_columns[3]),
+                accepted=torch.tensor(node_columns[4], dtype=torch.bool),
+                log_prob=torch.full((len(self.nodes),), float("nan")),
+            ),
+            rows=Rows(position=integers(rows[0]), node=integers(rows[1])),
+            features=features,
+            aux_layers=settings.needs.aux_layers,
+            tenant=self.tenant,
+            route=self.route,
+        )
