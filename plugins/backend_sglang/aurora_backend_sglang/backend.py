@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 from dataclasses import replace
@@ -24,7 +25,7 @@ from aurora_core.engine_process.placeholder import make_placeholder
 from aurora_core.engine_process.ports import free_port
 from aurora_core.engine_process.server import ServerProcess
 from aurora_core.engine_process.supervisor import EngineSupervisor
-from aurora_core.errors import BackendError
+from aurora_core.errors import BackendError, CheckpointError
 from aurora_core.interfaces import Backend, Options, ServePlan
 from aurora_core.records import (
     NO_DRAFTER,
@@ -34,6 +35,7 @@ from aurora_core.records import (
     RequestStats,
     SwapReceipt,
 )
+from aurora_core.versions import VersionStore
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +237,7 @@ class SglangBackend(Backend):
             ("folder of versions", running.versions_dir, plan.versions_dir),
             ("layers to record", running.aux_layers, plan.needs.aux_layers),
             (
-                "number of speculative tokens",
+                "draft depth",
                 running.num_speculative_tokens,
                 plan.num_speculative_tokens,
             ),
@@ -278,10 +280,24 @@ class SglangBackend(Backend):
     async def _report(self, *, after: int | None) -> EngineReport:
         client, _ = await self._running()
         try:
-            return await client.report(after=after)
+            report = await client.report(after=after)
         except NoAnswer:
             # An engine that has just died is being started again: whoever only asks may wait.
             if self._supervisor is None or not await self._supervisor.noticed_end():
                 raise
-        client, _ = await self._running()
-        return await client.report(after=None)
+            client, _ = await self._running()
+            report = await client.report(after=None)
+        self._believe(report)
+        return report
+
+    def _believe(self, report: EngineReport) -> None:
+        """Take over what the engine serves: the answer to a swap may have been lost."""
+        known = NO_DRAFTER if self._live is None else self._live.version
+        if report.live_version == known or self._plan is None:
+            return
+        if report.live_version == NO_DRAFTER:
+            self._live = None
+            return
+        with contextlib.suppress(CheckpointError):  # the controller deals with strangers
+            store = VersionStore(Path(self._plan.versions_dir))
+            self._live = store.read(report.live_version)
