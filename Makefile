@@ -12,16 +12,23 @@ ARGS ?=
 # Set it to choose the interpreter: make install PYTHON=/path/to/python3.12
 PYTHON ?= python3.11 /usr/bin/python3.11 /usr/local/bin/python3.11 python3.12 python3.13 python3
 
-PROJECTS := pyproject.toml plugins/eagle/pyproject.toml plugins/backend_torch/pyproject.toml
+PROJECTS := pyproject.toml plugins/eagle/pyproject.toml plugins/backend_torch/pyproject.toml \
+	plugins/backend_sglang/pyproject.toml
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
-EDITABLE_PLUGINS := -e ./plugins/eagle -e ./plugins/backend_torch
+EDITABLE_PLUGINS := -e ./plugins/eagle -e ./plugins/backend_torch -e ./plugins/backend_sglang
 RUNTIME := $(VENV)/.runtime-installed
 DEVELOPMENT := $(VENV)/.development-installed
 
 # Idle threads of one process must not spin while another computes.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help install run test lint format docs bench clean
+# SGLang pins what it needs, so it lives in an environment of its own.
+SGLANG_VENV := .venv-sglang
+SGLANG_ENVIRONMENT := plugins/backend_sglang/engine_environment
+SGLANG_INSTALL := $(SGLANG_VENV)/bin/python -m pip install --disable-pip-version-check
+SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
+
+.PHONY: help install run test lint format docs bench clean sglang-env test-sglang
 
 help:
 	@echo "make install   install Aurora and its plugins into $(VENV)"
@@ -31,6 +38,8 @@ help:
 	@echo "make lint      ruff and mypy"
 	@echo "make format    let ruff rewrite the sources"
 	@echo "make docs      write the generated pages of docs/ anew"
+	@echo "make sglang-env   install SGLang for CPUs into $(SGLANG_VENV): a few minutes, 2.6 GB"
+	@echo "make test-sglang  run the tests with a real SGLang (ARGS for pytest)"
 	@echo "make clean     remove $(VENV) and caches; runs are kept"
 
 install: $(RUNTIME)
@@ -55,6 +64,13 @@ format: $(DEVELOPMENT)
 
 docs: $(DEVELOPMENT)
 	$(BIN)/python -m aurora_core.config_reference > docs/configuration.md
+	$(BIN)/python -m aurora_core.engine_reference > docs/guides/engines.md
+
+sglang-env: $(SGLANG_INSTALLED)
+
+test-sglang: $(DEVELOPMENT) $(SGLANG_INSTALLED)
+	OMP_NUM_THREADS=1 AURORA_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python \
+		$(BIN)/python -m pytest plugins/backend_sglang/engine_tests $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -81,3 +97,11 @@ $(RUNTIME): $(PROJECTS) constraints.txt | $(BIN)/python
 $(DEVELOPMENT): $(PROJECTS) constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[dev]' $(EDITABLE_PLUGINS)
 	@touch $@ $(RUNTIME)
+
+$(SGLANG_INSTALLED): $(wildcard $(SGLANG_ENVIRONMENT)/*.txt) pyproject.toml \
+		plugins/backend_sglang/pyproject.toml | $(BIN)/python
+	$(BIN)/python -m venv $(SGLANG_VENV)
+	$(SGLANG_INSTALL) -r $(SGLANG_ENVIRONMENT)/cpu.txt
+	$(SGLANG_INSTALL) --no-deps -r $(SGLANG_ENVIRONMENT)/cpu-no-dependencies.txt
+	$(SGLANG_INSTALL) --no-deps -e . -e ./plugins/backend_sglang
+	@touch $@
