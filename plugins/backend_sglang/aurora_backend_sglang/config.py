@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
 
@@ -31,6 +30,7 @@ class SglangBackendOptions(Options):
     device: Literal["cuda", "cpu"] = "cuda"
     """On `cpu`, SGLang verifies drafts greedily whatever temperature a request asks for."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "bfloat16"
+    """Of the target's and the drafter's weights and of the cache."""
     eagle_topk: int = Field(default=1, ge=1)
     """Branches per draft step; 1 drafts a chain, more draft a tree."""
     max_draft_nodes: int | None = Field(default=None, ge=1)
@@ -46,7 +46,7 @@ class SglangBackendOptions(Options):
     """CPU threads of the engine; half of the machine's on a CPU if not set."""
     arguments: tuple[str, ...] = ()
     """Further arguments of SGLang's server, as on its own command line."""
-    environment: Mapping[str, str] = Field(default={})
+    environment: dict[str, str] = Field(default={})
     """Further environment variables of the server."""
 
     prefix_cache: bool = True

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import torch
 from anyio.from_thread import BlockingPortal
+
 from aurora_backend_sglang.backend import SglangBackend
 from aurora_backend_sglang.config import SglangBackendOptions
-
 from aurora_core.interfaces import ServePlan
 from aurora_core.records import DraftVersion, RequestStats, Trace
 from aurora_core.target.spec import read_target_spec

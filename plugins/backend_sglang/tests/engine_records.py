@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from aurora_backend_sglang.engine.settings import EngineSettings
 from safetensors.torch import save_file
 
+from aurora_backend_sglang.engine.settings import EngineSettings
 from aurora_core.records import DraftVersion, Needs, TargetSpec
 from aurora_core.versions import VersionStore
 

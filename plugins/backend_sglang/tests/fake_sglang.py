@@ -226,6 +226,7 @@ def application(scheduler: FakeScheduler | None, *, token: str = "") -> Any:
 def serve(arguments: list[str]) -> None:
     """Run the server that the command line asks for."""
     import uvicorn
+
     from aurora_backend_sglang.engine.settings import TOKEN_VARIABLE, find_settings
 
     parser = argparse.ArgumentParser()

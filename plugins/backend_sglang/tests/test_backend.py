@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from aurora_backend_sglang.backend import SglangBackend
-from aurora_backend_sglang.config import SglangBackendOptions
 from pydantic import ValidationError
 
+from aurora_backend_sglang.backend import SglangBackend
+from aurora_backend_sglang.config import SglangBackendOptions
 from aurora_core.errors import BackendError, CheckpointError, ConfigError
 from aurora_core.interfaces import ServePlan
 from aurora_core.negotiation import negotiate

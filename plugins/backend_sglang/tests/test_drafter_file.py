@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from aurora_backend_sglang.engine.drafter_file import DrafterFile, read_version
 
+from aurora_backend_sglang.engine.drafter_file import DrafterFile, read_version
 from aurora_core.errors import CheckpointError
 from aurora_core.records import DraftVersion
 from plugins.backend_sglang.tests.engine_records import (
