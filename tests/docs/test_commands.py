@@ -79,7 +79,7 @@ def test_every_setting_given_to_set_is_usable(pages):
 
 def test_every_make_target_exists(pages, root):
     makefile = (root / "Makefile").read_text()
-    targets = set(re.findall(r"^(\w+):", makefile, re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
     for page, words in commands(pages):
         if words[0] == "make" and len(words) > 1:
             assert words[1] in targets, f"{page}: make {words[1]}"
