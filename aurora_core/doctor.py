@@ -189,6 +189,9 @@ def plugins() -> Iterator[Finding]:
     yield Finding(subject="plugins", state="ok", detail=names)
     for broken in found.broken.values():
         yield Finding(subject="plugins", state="limited", detail=f"left out: {broken.reason}")
+    findings: list[Finding] = []
+    found.notify("aurora_examine_environment", findings=findings)
+    yield from findings
 
 
 def ui() -> Iterator[Finding]:

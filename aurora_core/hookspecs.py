@@ -4,7 +4,7 @@ Registration hooks name components and build nothing. They run in every process 
 the command line, the controller, the engine and the learner. An exception in one marks the plugin
 as broken.
 
-The rest are notifications whose return value is ignored. They run in the controller of `aurora run`
+The rest are notifications whose return value is ignored. Most run in the controller of `aurora run`
 alone, synchronously, on the event loop's thread: keep them short. An exception is logged and
 counted.
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import typer
 
     from aurora_core.config import RunConfig
+    from aurora_core.doctor import Finding
     from aurora_core.records import (
         DraftVersion,
         Evidence,
@@ -58,6 +59,16 @@ def aurora_register_commands(app: typer.Typer) -> None:
 
     Args:
         app: the root Typer application; use `@app.command()`.
+    """
+
+
+@hookspec
+def aurora_examine_environment(findings: list[Finding]) -> None:
+    """Called by `aurora doctor`: add a line for everything that this plugin needs and may lack.
+
+    Args:
+        findings: to append to. `limited` is the worst that a plugin says: `cannot` is for what
+            keeps the quickstart from running.
     """
 
 

@@ -54,10 +54,13 @@ def test_every_requirement_has_a_tested_version_that_fits(name):
 
 
 STANDARD_LIBRARY = set(sys.stdlib_module_names)
+ENGINES = {"vllm"}
+"""Servers that import a plugin's in-engine half in an environment of their own."""
 PACKAGES = {
     "core": ROOT / "aurora_core",
     "eagle": ROOT / "plugins" / "eagle" / "aurora_eagle",
     "backend_torch": ROOT / "plugins" / "backend_torch" / "aurora_backend_torch",
+    "backend_vllm": ROOT / "plugins" / "backend_vllm" / "aurora_backend_vllm",
 }
 
 
@@ -74,7 +77,7 @@ def imported_modules(package: Path) -> dict[str, Path]:
                 continue
             found |= {name.partition(".")[0]: path for name in names}
     ours = {"aurora_core", package.name}
-    return {name: path for name, path in found.items() if name not in ours | STANDARD_LIBRARY}
+    return {name: path for name, path in found.items() if name not in ours | STANDARD_LIBRARY | ENGINES}
 
 
 @pytest.mark.parametrize("name", PACKAGES)

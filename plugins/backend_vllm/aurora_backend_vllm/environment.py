@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import anyio
+import anyio.to_thread
 
 from aurora_backend_vllm.engine.capabilities import check_version
 from aurora_core.errors import BackendError
@@ -52,9 +52,14 @@ async def read_environment(python: Path) -> VllmEnvironment:
     Raises:
         BackendError: there is no such interpreter, or something is missing or of another version.
     """
+    return await anyio.to_thread.run_sync(examine, python)
+
+
+def examine(python: Path) -> VllmEnvironment:
+    """Do what `read_environment` does, and wait for it."""
     try:
-        finished = await anyio.run_process(
-            [str(python), "-c", _PROBE], check=False, stdin=subprocess.DEVNULL
+        finished = subprocess.run(
+            [str(python), "-c", _PROBE], check=False, stdin=subprocess.DEVNULL, capture_output=True
         )
     except OSError as error:
         raise BackendError(

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import uvicorn
-from aurora_backend_vllm.engine.settings import TOKEN_VARIABLE
 
+from aurora_backend_vllm.engine.settings import TOKEN_VARIABLE
 from aurora_core.interfaces import ServePlan
 from aurora_core.records import DraftVersion, Needs
 from aurora_core.versions import VersionStore

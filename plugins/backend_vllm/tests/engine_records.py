@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from aurora_backend_vllm.engine.settings import EngineSettings
-
 from aurora_core.records import Needs, TargetSpec
 
 HIDDEN, VOCABULARY = 4, 50

@@ -134,8 +134,9 @@ class FakeEngine:
 def application(engine: FakeEngine | None) -> Any:
     """Return vLLM's routes, with Aurora's middleware if there is an engine behind them."""
     import fastapi
-    from aurora_backend_vllm.engine.middleware import AuroraMiddleware
     from fastapi.responses import PlainTextResponse, StreamingResponse
+
+    from aurora_backend_vllm.engine.middleware import AuroraMiddleware
 
     app = fastapi.FastAPI()
 

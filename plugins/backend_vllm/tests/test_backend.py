@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from aurora_backend_vllm.backend import VllmBackend
-from aurora_backend_vllm.config import VllmBackendOptions
 from pydantic import ValidationError
 
+from aurora_backend_vllm.backend import VllmBackend
+from aurora_backend_vllm.config import VllmBackendOptions
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import ServePlan
 from aurora_core.records import NO_DRAFTER

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from aurora_backend_vllm.engine.live_drafter import LiveDrafter
 from aurora_backend_vllm.engine.recorder import StepRecorder
-
 from aurora_core.interfaces import TraceWriter
 from aurora_core.records import NO_DRAFTER, SinkStats, Trace
 from aurora_core.trace_validation import validate_trace

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from aurora_backend_vllm.engine.recording import RequestRecording, StepOutcome
 from aurora_backend_vllm.engine.stopping import StopConditions
-
 from aurora_core.records import NO_DRAFTER, Sampling, Trace
 from aurora_core.trace_validation import validate_trace
 from plugins.backend_vllm.tests.engine_records import engine_settings

