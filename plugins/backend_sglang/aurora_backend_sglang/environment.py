@@ -6,7 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
-import anyio
+import anyio.to_thread
 
 from aurora_core.errors import BackendError
 
@@ -30,14 +30,19 @@ print(json.dumps(found))
 
 
 async def check_environment(python: Path) -> None:
+    """Do what `examine` does, without standing in the way of other tasks."""
+    await anyio.to_thread.run_sync(examine, python)
+
+
+def examine(python: Path) -> None:
     """See that the engine and Aurora's half of it can run in an environment.
 
     Raises:
         BackendError: there is no such interpreter, or something is missing or of another version.
     """
     try:
-        finished = await anyio.run_process(
-            [str(python), "-c", _PROBE], check=False, stdin=subprocess.DEVNULL
+        finished = subprocess.run(
+            [str(python), "-c", _PROBE], check=False, stdin=subprocess.DEVNULL, capture_output=True
         )
     except OSError as error:
         raise BackendError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from aurora_core.errors import BackendError
@@ -37,3 +38,26 @@ def test_trees_are_traced_with_all_their_branches(
 def test_speculation_on_trees_cannot_be_switched_off(server: RunningServer) -> None:
     with pytest.raises(BackendError, match="cannot switch speculation off while it drafts trees"):
         server.swap(None)
+
+
+def test_a_chat_request_is_labelled_and_kept_out_of_the_traces(server: RunningServer) -> None:
+    kept = server.status().traces_kept
+    body = {
+        "model": server.target.name,
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 4,
+        "temperature": 0,
+        "aurora": {"record": False, "route": "private"},
+    }
+    url = f"{server.backend.url}/v1/chat/completions"
+    answer = httpx.post(url, json=body, timeout=120).raise_for_status().json()
+    stats = {one.request_id: one for one in server.finished(0)}[answer["id"]]
+    assert stats.route == "private"
+    assert server.status().traces_kept == kept
+    refused = httpx.post(url, json={**body, "aurora": {"drafter": "none"}}, timeout=120)
+    assert refused.status_code == 400
+
+
+def test_control_routes_want_the_token(server: RunningServer) -> None:
+    answer = httpx.post(f"{server.backend.url}/flush_cache", timeout=60)
+    assert answer.status_code == 401

@@ -15,6 +15,7 @@ from typing import Any
 
 from aurora_backend_sglang.engine.drafter_swap import DrafterSwap, is_reference
 from aurora_backend_sglang.engine.recorder import Recorder, finish_reason_of
+from aurora_backend_sglang.engine.request_fields import RequestFields
 from aurora_backend_sglang.engine.settings import TOKEN_VARIABLE, EngineSettings
 from aurora_backend_sglang.engine.status import SECTION, ControlCall, describe
 from aurora_core.records import NO_DRAFTER
@@ -72,13 +73,14 @@ class EngineHalf:
             ),
         }
 
-    def keys_set(self, *args: Any, **options: Any) -> Any:
-        """Have SGLang's control routes ask for the token.
+    def keys_set(self, app: Any, **options: Any) -> Any:
+        """Have SGLang's control routes ask for the token, and understand Aurora's field.
 
-        As an argument of SGLang's it would stand in its log, and in what it tells anyone.
+        As an argument of SGLang's, the token would stand in its log, and in what it tells anyone.
         """
+        app.add_middleware(RequestFields)
         token = os.environ.get(TOKEN_VARIABLE)
-        return (args, options | {"admin_api_key": token}) if token else None
+        return ((app,), options | {"admin_api_key": token}) if token else None
 
     def scheduler_made(self, _: Any, scheduler: Any, *args: Any, **options: Any) -> None:
         """Begin with what was there at start."""
