@@ -15,7 +15,8 @@ PYTHON ?= python3.11 /usr/bin/python3.11 /usr/local/bin/python3.11 python3.12 py
 PROJECTS := pyproject.toml plugins/eagle/pyproject.toml plugins/backend_torch/pyproject.toml \
 	plugins/backend_vllm/pyproject.toml plugins/backend_sglang/pyproject.toml
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
-EDITABLE_PLUGINS := $(foreach plugin,eagle backend_torch backend_vllm backend_sglang,-e ./plugins/$(plugin))
+EDITABLE_PLUGINS := -e ./plugins/eagle -e ./plugins/backend_torch -e ./plugins/backend_vllm \
+	-e ./plugins/backend_sglang
 RUNTIME := $(VENV)/.runtime-installed
 DEVELOPMENT := $(VENV)/.development-installed
 
