@@ -131,7 +131,14 @@ class ControlClient:
 
     async def begin_update(self) -> None:
         """Open a session that changes the drafter alone."""
-        await self._request("POST", "/begin_weight_update", json={"selector": "draft"})
+        try:
+            await self._request("POST", "/begin_weight_update", json={"selector": "draft"})
+        except NoAnswer:
+            raise
+        except BackendError:
+            # One may be open still, from a swap whose last answer was lost.
+            await self.end_update()
+            await self._request("POST", "/begin_weight_update", json={"selector": "draft"})
 
     async def load_version(self, version: int, checksum: str, *, flush_cache: bool) -> LoadReceipt:
         """Have a version loaded within a session.

@@ -180,7 +180,7 @@ def application(scheduler: FakeScheduler | None, *, token: str = "") -> Any:
     @control("/begin_weight_update")
     async def begin_weight_update(body: dict[str, Any]) -> JSONResponse:
         assert scheduler is not None and body["selector"] == "draft"
-        if is_faulty("session_open"):
+        if scheduler.in_session or is_faulty("session_open"):
             return answer(False, "a weight-update session is already open")
         scheduler.in_session = True
         return answer(True)

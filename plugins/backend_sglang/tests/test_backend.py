@@ -237,6 +237,18 @@ async def test_a_running_server_is_attached_to_and_left_running(
     await ask(served.url)
 
 
+async def test_a_session_that_was_left_open_is_closed_first(
+    plan: ServePlan, versions, serve
+) -> None:
+    served = serve(versions)
+    served.scheduler.in_session = True
+    backend = attached(served.url)
+    await backend.start(plan)
+    assert (await backend.status()).live_version == 1
+    assert not served.scheduler.in_session
+    await backend.stop()
+
+
 async def test_a_server_without_the_recorder_cannot_be_attached_to(
     plan: ServePlan, versions, serve
 ) -> None:
