@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from aurora_backend_sglang.engine.settings import EngineSettings, find_settings
@@ -59,9 +60,17 @@ def open_writer(settings: EngineSettings) -> TraceWriter | None:
     from aurora_core.plugins import Plugins
 
     plugins = Plugins()
-    plugins.load(settings.plugins)
+    plugins.load(installed_among(settings.plugins))
     section = ComponentSection.model_validate({"name": settings.sink, **settings.sink_options})
     return build_component(plugins, "trace_sinks", section).open_writer()
+
+
+def installed_among(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Return the plugins of a run that are installed here, where only its sink is needed."""
+    if names is None:
+        return None
+    here = {found.name for found in entry_points(group="aurora_core.plugins")}
+    return tuple(name for name in names if name in here)
 
 
 def verification_rule() -> VerificationRule:

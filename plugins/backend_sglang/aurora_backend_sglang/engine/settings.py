@@ -36,7 +36,7 @@ class EngineSettings:
     """Version of that checkpoint; `NO_DRAFTER` for a placeholder."""
     initial_checksum: str = ""
     plugins: tuple[str, ...] | None = None
-    """Plugins to load for the sink; None loads all installed."""
+    """Plugins of the run, of which those installed here are loaded for the sink; None loads all."""
     sink: str | None = None
     """Registered name of the trace sink; None records nothing."""
     sink_options: Mapping[str, Any] = field(default_factory=dict)
