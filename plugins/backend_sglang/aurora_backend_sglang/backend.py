@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from aurora_backend_sglang.config import SglangBackendOptions
-from aurora_backend_sglang.control_client import ControlClient, NoAnswer, ServerInfo
+from aurora_backend_sglang.control_client import ControlClient, NoAnswer
 from aurora_backend_sglang.drafter_session import DrafterSession
 from aurora_backend_sglang.engine.settings import write_settings
 from aurora_backend_sglang.engine.status import EngineReport
 from aurora_backend_sglang.environment import check_environment, check_version
+from aurora_backend_sglang.same_run import check_same_run
 from aurora_backend_sglang.server_command import (
     engine_settings,
     server_command,
@@ -203,6 +204,7 @@ class SglangBackend(Backend):
         try:
             await server.wait_healthy(self._client.answers, options.start_timeout_s)
             check_version((await self._client.info()).version)
+            await self._client.check_guarded()
             await self._session.begin()
         except BaseException:
             await server.end()
@@ -220,7 +222,8 @@ class SglangBackend(Backend):
         assert self._client is not None and self._session is not None
         info = await self._client.info()
         check_version(info.version)
-        self._check_same_run(url, info, plan)
+        check_same_run(url, info, plan, eagle_topk=self.options.eagle_topk)
+        await self._client.check_guarded()
         await self._session.begin()
         # Requests of before are not this run's.
         self._sequence_offset = -max((one.sequence for one in info.report.finished), default=0)
@@ -229,25 +232,6 @@ class SglangBackend(Backend):
             await self.swap(None)
         elif live is not None and found != live.version:
             await self.swap(live)
-
-    def _check_same_run(self, url: str, info: ServerInfo, plan: ServePlan) -> None:
-        running = info.report
-        for what, has, wants in (
-            ("target", running.target_fingerprint, plan.target.fingerprint),
-            ("folder of versions", running.versions_dir, plan.versions_dir),
-            ("layers to record", running.aux_layers, plan.needs.aux_layers),
-            (
-                "draft depth",
-                running.num_speculative_tokens,
-                plan.num_speculative_tokens,
-            ),
-            ("number of branches", info.eagle_topk, self.options.eagle_topk),
-        ):
-            if has != wants:
-                raise BackendError(
-                    f"the server at {url} was started for another run: its {what} is {has!r}, "
-                    f"expected {wants!r}; start it as the guide to SGLang says"
-                )
 
     async def _switch_off(self, client: ControlClient) -> None:
         if self.options.eagle_topk > 1:

@@ -107,6 +107,24 @@ class ControlClient:
             report=report,
         )
 
+    async def check_guarded(self) -> None:
+        """See that the control routes refuse whoever has no token.
+
+        Raises:
+            BackendError: they do not.
+        """
+        body: dict[str, Any] = {"server_args": {}}
+        headers = {"Authorization": ""}
+        try:
+            answer = await self._client.post("/set_internal_state", json=body, headers=headers)
+        except httpx.HTTPError as error:
+            raise NoAnswer("POST", "/set_internal_state", error) from error
+        if answer.status_code not in (401, 403):
+            raise BackendError(
+                f"the control routes of the server at {self._url} are open to anyone: Aurora's "
+                "plugin is not in place in its HTTP server, whose log says why"
+            )
+
     async def report(self, *, after: int | None = None) -> EngineReport:
         """Return Aurora's section.
 

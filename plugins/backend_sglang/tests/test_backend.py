@@ -19,7 +19,6 @@ from aurora_core.errors import BackendError, CheckpointError, ConfigError
 from aurora_core.interfaces import ServePlan
 from aurora_core.negotiation import negotiate
 from aurora_core.records import NO_DRAFTER, Needs
-from plugins.backend_sglang.tests.conftest import TOKEN
 from plugins.backend_sglang.tests.engine_records import publish, target_spec
 from plugins.backend_sglang.tests.fake_sglang import INSTALLED
 
@@ -27,10 +26,6 @@ from plugins.backend_sglang.tests.fake_sglang import INSTALLED
 def options(interpreter: Path, **changes: Any) -> SglangBackendOptions:
     values = {"device": "cpu", "start_timeout_s": 60, "stop_timeout_s": 5, **changes}
     return SglangBackendOptions(python=interpreter, **values)
-
-
-def attached(url: str, **changes: Any) -> SglangBackend:
-    return SglangBackend(SglangBackendOptions(url=url, token=TOKEN, device="cpu", **changes))
 
 
 @pytest.fixture
@@ -165,6 +160,7 @@ async def test_a_swap_that_goes_wrong_is_told_in_a_sentence(
     [
         ("without_half", "runs without Aurora's recorder"),
         ("missing_hook", r"has no sglang\.srt\.moved, where Aurora's recorder looks"),
+        ("open_to_anyone", r"control routes of the server at .* are open to anyone"),
         ("other_protocol", "speaks protocol 2, and this one 1"),
         ("other_version", r"SGLang 0\.5\.9 is installed, but this backend works with 0\.5\.23"),
         ("dies_at_start", r"SGLang ended with exit status 1 \(RuntimeError: out of memory\)"),
@@ -221,60 +217,6 @@ async def test_an_argument_of_auroras_own_is_refused(interpreter: Path, plan: Se
     backend = SglangBackend(options(interpreter, arguments=("--port=1",)))
     with pytest.raises(BackendError, match=r"names '--port', which Aurora sets"):
         await backend.start(plan)
-
-
-async def test_a_running_server_is_attached_to_and_left_running(
-    plan: ServePlan, versions, serve
-) -> None:
-    assert plan.initial_version is not None
-    served = serve(versions)
-    backend = attached(served.url)
-    await backend.start(plan)
-    assert (await backend.status()).live_version == 1, "the version to begin with is loaded"
-    await ask(backend.url)
-    assert [one.sequence for one in await backend.finished(0)] == [1]
-    await backend.stop()
-    await ask(served.url)
-
-
-async def test_a_session_that_was_left_open_is_closed_first(
-    plan: ServePlan, versions, serve
-) -> None:
-    served = serve(versions)
-    served.scheduler.in_session = True
-    backend = attached(served.url)
-    await backend.start(plan)
-    assert (await backend.status()).live_version == 1
-    assert not served.scheduler.in_session
-    await backend.stop()
-
-
-async def test_a_server_without_the_recorder_cannot_be_attached_to(
-    plan: ServePlan, versions, serve
-) -> None:
-    with pytest.raises(BackendError, match="runs without Aurora's recorder"):
-        await attached(serve(versions, with_half=False).url).start(plan)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"needs": Needs(aux_layers=(1, 2))}, "its layers to record is"),
-        ({"num_speculative_tokens": 5}, "its draft depth is 5, expected 3"),
-    ],
-)
-async def test_a_server_of_another_run_cannot_be_attached_to(
-    plan: ServePlan, versions, serve, changes: Any, sentence: str
-) -> None:
-    with pytest.raises(BackendError, match=sentence):
-        await attached(serve(versions, **changes).url).start(plan)
-
-
-async def test_a_wrong_token_is_told(plan: ServePlan, versions, serve) -> None:
-    served = serve(versions)
-    options = SglangBackendOptions(url=served.url, token="wrong", device="cpu")
-    with pytest.raises(BackendError, match="the token is not this server's"):
-        await SglangBackend(options).start(plan)
 
 
 async def test_trees_cannot_be_switched_off(interpreter: Path, plan: ServePlan) -> None:

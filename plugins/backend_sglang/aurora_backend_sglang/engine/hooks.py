@@ -39,7 +39,6 @@ class EngineHalf:
     def table(self) -> dict[str, tuple[Callable[..., Any], str]]:
         """Return target -> (hook, kind of hook)."""
         return {
-            "sglang.srt.utils.auth.add_api_key_middleware": (self.keys_set, "before"),
             f"{_SCHEDULER}.__init__": (self.scheduler_made, "after"),
             f"{_SCHEDULER}.process_batch_result": (self.result_used, "around"),
             f"{_SCHEDULER}._release_aborted_request": (self.waiting_aborted, "after"),
@@ -73,14 +72,34 @@ class EngineHalf:
             ),
         }
 
-    def keys_set(self, app: Any, **options: Any) -> Any:
-        """Have SGLang's control routes ask for the token, and understand Aurora's field.
+    def server_table(self) -> dict[str, tuple[Callable[..., Any], str]]:
+        """Return what is hooked in the process of the HTTP server alone."""
+        return {
+            "sglang.srt.entrypoints.http_server._setup_and_run_http_server": (
+                self.server_set_up,
+                "before",
+            ),
+            "sglang.srt.utils.auth.add_api_key_middleware": (self.keys_set, "before"),
+        }
 
-        As an argument of SGLang's, the token would stand in its log, and in what it tells anyone.
-        """
+    def server_set_up(self, *args: Any, **options: Any) -> None:
+        """Have the server understand Aurora's field, and its control routes ask for the token."""
+        from sglang.srt.entrypoints.http_server import app
+        from sglang.srt.runtime_context import get_serving
+        from sglang.srt.utils.auth import add_api_key_middleware
+
         app.add_middleware(RequestFields)
+        # With a key for clients, SGLang does it itself, a little later.
+        if not get_serving().api_key:
+            add_api_key_middleware(app, api_key=None, admin_api_key=None)
+
+    def keys_set(self, *args: Any, **options: Any) -> Any:
+        """Give SGLang the token as the key of its control routes.
+
+        As an argument of SGLang's it would stand in its log, and in what it tells anyone.
+        """
         token = os.environ.get(TOKEN_VARIABLE)
-        return ((app,), options | {"admin_api_key": token}) if token else None
+        return (args, options | {"admin_api_key": token}) if token else None
 
     def scheduler_made(self, _: Any, scheduler: Any, *args: Any, **options: Any) -> None:
         """Begin with what was there at start."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,8 @@ def activate() -> None:
     half = EngineHalf(settings, start_recorder)
     table = half.table()
     half.missing = lambda: [target for target in table if target not in HookRegistry._patched]
-    for target, (hook, kind) in table.items():
+    in_server = multiprocessing.parent_process() is None
+    for target, (hook, kind) in (table | (half.server_table() if in_server else {})).items():
         HookRegistry.register(target, hook, HookType(kind))
 
 
