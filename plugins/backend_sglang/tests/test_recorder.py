@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from aurora_backend_sglang.engine.recorder import Recorder, finish_reason_of
+from aurora_backend_sglang.engine.recorder import Recorder
+from aurora_backend_sglang.engine.request_facts import finish_reason_of
 from aurora_core.interfaces import TraceWriter
 from aurora_core.records import NO_DRAFTER, SinkStats, Trace
 from aurora_core.trace_validation import validate_trace

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aurora_backend_sglang.engine.drafter_swap import DrafterSwap, is_reference
-from aurora_backend_sglang.engine.recorder import Recorder, finish_reason_of
+from aurora_backend_sglang.engine.recorder import Recorder
+from aurora_backend_sglang.engine.request_facts import finish_reason_of
 from aurora_backend_sglang.engine.request_fields import RequestFields
 from aurora_backend_sglang.engine.settings import TOKEN_VARIABLE, EngineSettings
 from aurora_backend_sglang.engine.status import SECTION, ControlCall, describe

@@ -15,13 +15,14 @@ import functools
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aurora_backend_sglang.engine.recording import FinishReason, RequestRecording
+from aurora_backend_sglang.engine.request_facts import sampling_of, seconds_since_arrival
 from aurora_backend_sglang.engine.verification import VerifiedStep, read_draft
-from aurora_core.records import NO_DRAFTER, RequestStats, Sampling, SinkStats, VerificationRule
+from aurora_core.records import NO_DRAFTER, RequestStats, SinkStats, VerificationRule
 from aurora_core.trace_validation import first_problem
 
 if TYPE_CHECKING:
@@ -252,8 +253,8 @@ class Recorder:
         return RequestRecording(
             request_id=str(request.rid),
             prompt=prompt,
-            sampling=_sampling(request.sampling_params, self.rule),
-            arrived=time.time() - _seconds_since_arrival(request),
+            sampling=sampling_of(request.sampling_params, self.rule),
+            arrived=time.time() - seconds_since_arrival(request),
             tenant=str(wishes.get("tenant", "")),
             route=str(wishes.get("route", "")),
             recorded=self._writer is not None
@@ -292,29 +293,3 @@ def _last_row_alone(output: Any, index: int, count: int) -> Tensor:
     rows = torch.full((count,), float("nan"))
     rows[-1] = output.next_token_logits[index].detach().float().logsumexp(-1)
     return rows
-
-
-def _sampling(parameters: Any, rule: VerificationRule) -> Sampling:
-    # SGLang turns temperature 0 into a choice among one token.
-    greedy = parameters.top_k == 1 or parameters.temperature == 0
-    whole = parameters.top_k is None or parameters.top_k <= 0 or parameters.top_k >= 1 << 30
-    return Sampling(
-        temperature=0.0 if greedy else float(parameters.temperature),
-        top_p=float(parameters.top_p),
-        top_k=0 if greedy or whole else int(parameters.top_k),
-        seed=parameters.sampling_seed,
-        rule="greedy" if greedy else rule,
-    )
-
-
-def _seconds_since_arrival(request: Any) -> float:
-    """Return how long ago the scheduler took the request in."""
-    received = getattr(request.time_stats, "scheduler_recv_time", 0.0)
-    return max(time.perf_counter() - received, 0.0) if received else 0.0
-
-
-def finish_reason_of(names: Sequence[str]) -> FinishReason:
-    """Return Aurora's word for the class of SGLang's finish reason, given with its bases."""
-    if "FINISH_ABORT" in names:
-        return "abort"
-    return "length" if "FINISH_LENGTH" in names else "stop"
