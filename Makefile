@@ -12,7 +12,7 @@ ARGS ?=
 # Set it to choose the interpreter: make install PYTHON=/path/to/python3.12
 PYTHON ?= python3.11 /usr/bin/python3.11 /usr/local/bin/python3.11 python3.12 python3.13 python3
 
-PLUGINS := eagle medusa ngram backend_torch backend_vllm
+PLUGINS := eagle medusa ngram backend_torch backend_vllm backend_sglang
 PROJECTS := pyproject.toml $(PLUGINS:%=plugins/%/pyproject.toml)
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 EDITABLE_PLUGINS := $(PLUGINS:%=-e ./plugins/%)
@@ -31,7 +31,13 @@ VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 ENGINE_TESTS := plugins/backend_vllm/engine_tests
 
-.PHONY: help install run test lint format docs bench clean vllm-env test-vllm
+# SGLang pins what it needs, so it lives in an environment of its own.
+SGLANG_VENV := .venv-sglang
+SGLANG_ENVIRONMENT := plugins/backend_sglang/engine_environment
+SGLANG_INSTALL := $(SGLANG_VENV)/bin/python -m pip install --disable-pip-version-check
+SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
+
+.PHONY: help install run test lint format docs bench clean vllm-env test-vllm sglang-env test-sglang
 
 help:
 	@echo "make install   install Aurora and its plugins into $(VENV)"
@@ -43,6 +49,8 @@ help:
 	@echo "make lint      ruff and mypy"
 	@echo "make format    let ruff rewrite the sources"
 	@echo "make docs      write the generated pages of docs/ anew"
+	@echo "make sglang-env   install SGLang for CPUs into $(SGLANG_VENV): a few minutes, 2.6 GB"
+	@echo "make test-sglang  run the tests with a real SGLang (ARGS for pytest)"
 	@echo "make clean     remove $(VENV) and caches; runs are kept"
 
 install: $(RUNTIME)
@@ -67,6 +75,13 @@ format: $(DEVELOPMENT)
 
 docs: $(DEVELOPMENT)
 	$(BIN)/python -m aurora_core.config_reference > docs/configuration.md
+	$(BIN)/python -m aurora_core.engine_reference > docs/guides/engines.md
+
+sglang-env: $(SGLANG_INSTALLED)
+
+test-sglang: $(DEVELOPMENT) $(SGLANG_INSTALLED)
+	OMP_NUM_THREADS=1 AURORA_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python \
+		$(BIN)/python -m pytest plugins/backend_sglang/engine_tests $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -112,4 +127,12 @@ $(VLLM_INSTALLED): plugins/backend_vllm/vllm-environment.txt plugins/backend_vll
 	if echo '$(VLLM)' | grep -q cpu; then \
 		$(VLLM_BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec; fi
 	$(VLLM_BIN)/python -m pip install -q --no-deps -e . -e ./plugins/backend_vllm
+	@touch $@
+
+$(SGLANG_INSTALLED): $(wildcard $(SGLANG_ENVIRONMENT)/*.txt) pyproject.toml \
+		plugins/backend_sglang/pyproject.toml | $(BIN)/python
+	$(BIN)/python -m venv $(SGLANG_VENV)
+	$(SGLANG_INSTALL) -r $(SGLANG_ENVIRONMENT)/cpu.txt
+	$(SGLANG_INSTALL) --no-deps -r $(SGLANG_ENVIRONMENT)/cpu-no-dependencies.txt
+	$(SGLANG_INSTALL) --no-deps -e . -e ./plugins/backend_sglang
 	@touch $@

@@ -1,0 +1,243 @@
+"""Where the recorder and the swaps look into SGLang 0.5.23; one line in the table for each place.
+
+Everything that SGLang is asked for by name stands in this file. A hook of a name that a later
+version no longer has is logged by SGLang and left out: `missing` tells.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aurora_backend_sglang.engine.drafter_swap import DrafterSwap, is_reference
+from aurora_backend_sglang.engine.recorder import Recorder
+from aurora_backend_sglang.engine.request_facts import finish_reason_of
+from aurora_backend_sglang.engine.request_fields import RequestFields
+from aurora_backend_sglang.engine.settings import TOKEN_VARIABLE, EngineSettings
+from aurora_backend_sglang.engine.status import SECTION, ControlCall, describe
+from aurora_core.records import NO_DRAFTER
+
+_EAGLE = "sglang.srt.speculative"
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_COMPONENTS = "sglang.srt.managers.scheduler_components"
+
+
+@dataclass(slots=True)
+class EngineHalf:
+    """What the hooks of one process share; the scheduler process fills it at its start."""
+
+    settings: EngineSettings
+    start_recorder: Callable[[EngineSettings], Recorder | None]
+    recorder: Recorder | None = None
+    swap: DrafterSwap | None = None
+    acknowledged: int = 0
+    missing: Callable[[], list[str]] = field(default=list)
+
+    def table(self) -> dict[str, tuple[Callable[..., Any], str]]:
+        """Return target -> (hook, kind of hook)."""
+        return {
+            f"{_SCHEDULER}.__init__": (self.scheduler_made, "after"),
+            f"{_SCHEDULER}.process_batch_result": (self.result_used, "around"),
+            f"{_SCHEDULER}._release_aborted_request": (self.waiting_aborted, "after"),
+            "sglang.srt.layers.logits_processor.LogitsProcessor.__init__": (
+                self.logits_processor_made,
+                "after",
+            ),
+            f"{_EAGLE}.eagle_worker_v2.EAGLEWorkerV2._forward_prefill_batch": (
+                self.prefill_read,
+                "after",
+            ),
+            f"{_EAGLE}.eagle_worker_v2.EagleDraftWorker.draft": (self.drafted, "around"),
+            f"{_EAGLE}.eagle_utils.eagle_sample": (self.verified, "around"),
+            f"{_EAGLE}.adaptive_runtime_state.AdaptiveController.activate_step_by_batch": (
+                self.steps_chosen,
+                "around",
+            ),
+            f"{_EAGLE}.adaptive_runtime_state.AdaptiveController.on_verify_complete": (
+                self.steps_reviewed,
+                "around",
+            ),
+            f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager"
+            ".update_weights_from_tensor": (self.weights_updated, "around"),
+            f"{_COMPONENTS}.internal_state.SchedulerInternalStateController.get_internal_state": (
+                self.state_asked,
+                "after",
+            ),
+            f"{_COMPONENTS}.internal_state.SchedulerInternalStateController.set_internal_state": (
+                self.state_set,
+                "around",
+            ),
+        }
+
+    def server_table(self) -> dict[str, tuple[Callable[..., Any], str]]:
+        """Return what is hooked in the process of the HTTP server alone."""
+        return {
+            "sglang.srt.entrypoints.http_server._setup_and_run_http_server": (
+                self.server_set_up,
+                "before",
+            ),
+            "sglang.srt.utils.auth.add_api_key_middleware": (self.keys_set, "before"),
+        }
+
+    def server_set_up(self, *args: Any, **options: Any) -> None:
+        """Have the server understand Aurora's field, and its control routes ask for the token."""
+        from sglang.srt.entrypoints.http_server import app
+        from sglang.srt.runtime_context import get_serving
+        from sglang.srt.utils.auth import add_api_key_middleware
+
+        app.add_middleware(RequestFields)
+        # With a key for clients, SGLang does it itself, a little later.
+        if not get_serving().api_key:
+            add_api_key_middleware(app, api_key=None, admin_api_key=None)
+
+    def keys_set(self, *args: Any, **options: Any) -> Any:
+        """Give SGLang the token as the key of its control routes.
+
+        As an argument of SGLang's it would stand in its log, and in what it tells anyone.
+        """
+        token = os.environ.get(TOKEN_VARIABLE)
+        return (args, options | {"admin_api_key": token}) if token else None
+
+    def scheduler_made(self, _: Any, scheduler: Any, *args: Any, **options: Any) -> None:
+        """Begin with what was there at start."""
+        self.recorder, self.swap = self.start_recorder(self.settings), DrafterSwap(self.settings)
+
+    def logits_processor_made(self, _: Any, processor: Any, *args: Any, **options: Any) -> None:
+        """Have the rows after the last norm kept beside those of the inner layers."""
+        processor.keep_last_hidden_states = True
+
+    def prefill_read(self, result: Any, worker: Any, batch: Any, *args: Any, **opts: Any) -> None:
+        """See the rows of prompts."""
+        recorder = self.recorder
+        if recorder is not None and not batch.forward_mode.is_idle():
+            _guarded(recorder, lambda: recorder.prefill_read(batch, result.logits_output))
+
+    def drafted(self, stock: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Take the time of drafting."""
+        started = time.perf_counter()
+        result = stock(*args, **options)
+        if self.recorder is not None:
+            self.recorder.draft_ended = time.perf_counter()
+            self.recorder.draft_ms = 1000 * (self.recorder.draft_ended - started)
+        return result
+
+    def steps_chosen(
+        self, stock: Callable[..., Any], controller: Any, *args: Any, **options: Any
+    ) -> None:
+        """Draft at full depth with a drafter, and not at all without one.
+
+        SGLang's own choice between several depths is taken over: it holds everything ready for
+        each of them, so that a change costs nothing.
+        """
+        if self.swap is None:
+            stock(controller, *args, **options)
+            return
+        depths = controller.candidate_steps
+        wanted = min(depths) if self.swap.version == NO_DRAFTER else max(depths)
+        if wanted != controller.worker.speculative_num_steps:
+            controller._activate(wanted)
+
+    def steps_reviewed(
+        self, stock: Callable[..., Any], controller: Any, *args: Any, **options: Any
+    ) -> None:
+        """Keep SGLang from choosing a depth by what was accepted."""
+        if self.swap is None:
+            stock(controller, *args, **options)
+
+    def verified(
+        self, stock: Callable[..., Any], verify_input: Any, batch: Any, output: Any, *args: Any,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        """See the tree, the rows of all its nodes, and what was accepted."""
+        recorder = self.recorder
+        if recorder is None or batch.forward_mode.is_idle():
+            return stock(verify_input, batch, output, *args, **options)
+        # Before: sampling writes penalties over the logits.
+        features = _guarded(recorder, lambda: recorder.verification_features(output)) or {}
+        result = stock(verify_input, batch, output, *args, **options)
+        _guarded(recorder, lambda: recorder.step_verified(verify_input, batch, features, result))
+        return result
+
+    def result_used(
+        self, stock: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **options: Any
+    ) -> Any:
+        """See which tokens were committed, and which requests ended by it."""
+        recorder = self.recorder
+        if recorder is None:
+            return stock(scheduler, batch, *args, **options)
+        requests = [(one, len(one.output_ids), one.finished()) for one in batch.reqs]
+        is_decoding = batch.forward_mode.is_decode()
+        result = stock(scheduler, batch, *args, **options)
+        for request, num_before, had_ended in requests:
+            _guarded(
+                recorder,
+                functools.partial(_use, recorder, request, num_before, had_ended, is_decoding),
+            )
+        return result
+
+    def waiting_aborted(self, _: Any, scheduler: Any, request: Any) -> None:
+        """See a request end that waits, perhaps after it has been decoding."""
+        if self.recorder is not None and request.output_ids:
+            recorder = self.recorder
+            _guarded(recorder, lambda: recorder.request_finished(request, "abort"))
+
+    def weights_updated(self, stock: Callable[..., Any], updater: Any, request: Any) -> Any:
+        """Answer updates that name a version; the others are SGLang's own."""
+        if self.swap is None or not is_reference(request.load_format):
+            return stock(updater, request)
+        answer = self.swap.update(stock, updater, request)
+        if self.recorder is not None:
+            self.recorder.version = self.swap.version
+        return answer
+
+    def state_asked(self, answer: Any, controller: Any, *args: Any) -> None:
+        """Add Aurora's section to `/server_info`."""
+        if self.recorder is not None and self.swap is not None:
+            answer.internal_state[SECTION] = describe(
+                self.settings,
+                controller.scheduler,
+                self.recorder,
+                self.swap,
+                missing=self.missing(),
+                after=self.acknowledged,
+            )
+
+    def state_set(self, stock: Callable[..., Any], state: Any, request: Any) -> Any:
+        """Take in what the controller has to say."""
+        call = ControlCall.read(request.server_args)
+        if call is None or self.swap is None:
+            return stock(state, request)
+        if call.requests_after is not None:
+            self.acknowledged = call.requests_after
+        if call.without_drafter:
+            self.swap.forget()
+            if self.recorder is not None:
+                self.recorder.version = NO_DRAFTER
+        return call.answer()
+
+
+def _use(
+    recorder: Recorder, request: Any, num_before: int, had_ended: bool, is_decoding: bool
+) -> None:
+    if is_decoding:
+        if had_ended or request.is_retracted:
+            recorder.step_discarded(request)
+        else:
+            recorder.step_committed(request, num_before)
+    if request.output_ids and not num_before:
+        recorder.first_token(request)
+    if request.finished() and not had_ended:
+        kinds = [kind.__name__ for kind in type(request.finished_reason).__mro__]
+        recorder.request_finished(request, finish_reason_of(kinds))
+
+
+def _guarded(recorder: Recorder, action: Callable[[], Any]) -> Any:
+    try:
+        return action()
+    except Exception as error:  # whatever recording meets, serving goes on
+        recorder.fault(f"{type(error).__name__}: {error}")
+        return None

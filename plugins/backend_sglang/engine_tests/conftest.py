@@ -1,0 +1,42 @@
+"""Two real servers, one after the other: one that drafts chains and one that drafts trees.
+
+Starting one takes half a minute on a machine that does nothing else, so tests share them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from plugins.backend_sglang.engine_tests.reference import Reference
+from plugins.backend_sglang.engine_tests.running_server import RunningServer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _environment() -> None:
+    if "AURORA_SGLANG_PYTHON" not in os.environ:
+        pytest.exit("these tests need SGLang's environment: run them by `make test-sglang`", 2)
+
+
+@pytest.fixture(scope="module")
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    """The server of a test module, which says in `OPTIONS` what is special about it."""
+    with start_blocking_portal() as portal:
+        folder = tmp_path_factory.mktemp("sglang")
+        running = RunningServer(folder, portal, **request.module.OPTIONS)
+        try:
+            running.start()
+            yield running
+        finally:
+            running.stop()
+
+
+@pytest.fixture(scope="module")
+def reference(server: RunningServer) -> Reference:
+    """Hugging Face's model of the same target."""
+    return Reference(server.target.path)
