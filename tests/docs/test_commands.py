@@ -38,8 +38,8 @@ def aurora_commands(pages) -> list[tuple[str, list[str]]]:
 
 @pytest.fixture(scope="module")
 def application() -> click.Command:
-    # Any known command, so that commands of other plugins are not loaded.
-    return typer.main.get_command(create_application(["run"]))
+    # Help lists the commands of the bundled plugins as well.
+    return typer.main.get_command(create_application(["--help"]))
 
 
 def find(application: click.Command, words: list[str]) -> tuple[click.Command, list[str]]:
