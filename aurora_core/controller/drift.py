@@ -15,7 +15,7 @@ class PageHinkley:
 
     E. S. Page, "Continuous inspection schemes", Biometrika 41 (1954); D. V. Hinkley, "Inference
     about the change-point from cumulative sum tests", Biometrika 58 (1971). Values are taken in
-    units of their own spread in the warm-up, so that one threshold fits every traffic.
+    units of their own spread, so that one threshold fits every traffic.
 
     Own code, because the score itself is evidence: libraries tell only that it crossed a threshold.
     """
@@ -29,7 +29,6 @@ class PageHinkley:
         self.num_values = 0
         self._tolerance, self._warm_up = tolerance, warm_up
         self._mean = self._squares = 0.0
-        self._deviation = 1.0
         self._sum = self._least = 0.0
 
     @property
@@ -47,10 +46,11 @@ class PageHinkley:
         self.num_values += 1
         difference = value - self._mean
         self._mean += difference / self.num_values
+        self._squares += difference * (value - self._mean)
+        # Of all values so far: that of the warm-up alone may be far too small by chance.
+        spread = math.sqrt(self._squares / max(self.num_values - 1, 1))
+        deviation = max(spread, _LEAST_SPREAD * abs(self._mean), 1e-9)
         if self.num_values <= self._warm_up:
-            self._squares += difference * (value - self._mean)
-            spread = math.sqrt(self._squares / max(self.num_values - 1, 1))
-            self._deviation = max(spread, _LEAST_SPREAD * abs(self._mean), 1e-9)
             return
-        self._sum += (self._mean - value) / self._deviation - self._tolerance
+        self._sum += (self._mean - value) / deviation - self._tolerance
         self._least = min(self._least, self._sum)

@@ -93,6 +93,7 @@ def test_the_traces_are_sound_and_recompute_to_the_last_bit_of_bfloat16(run_dir:
     import torch
 
     from aurora_backend_torch.model import TargetModel
+    from aurora_core.kernels import RowPlan
 
     reader = open_reader(SpoolOptions(path=run_dir / "spool").url)
     reader.poll()
@@ -108,13 +109,13 @@ def test_the_traces_are_sound_and_recompute_to_the_last_bit_of_bfloat16(run_dir:
         max_context=512,
     )
     position = torch.arange(len(trace.token_ids))
-    rows = model.forward(
-        trace.token_ids,
-        position,
-        torch.zeros_like(position),
-        [model.new_cache(len(position))],
-        trace.aux_layers,
+    plan = RowPlan(
+        position=position,
+        owner=torch.zeros_like(position),
+        slot=position,
+        length=position + 1,
     )
+    rows = model.forward(trace.token_ids, plan, [model.new_cache(len(position))], trace.aux_layers)
     committed = trace.rows.position >= 0
     at = trace.rows.position[committed]
     for name, computed in (
