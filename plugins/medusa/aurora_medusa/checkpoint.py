@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from aurora_core.checkpoint_tensors import read_tensors, write_tensors
 from aurora_core.errors import CheckpointError
 from aurora_core.records import TargetSpec
 from aurora_medusa.config import MAX_TREE_NODES, NUM_RANKS
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from aurora_core.target.weights import TargetWeights
 
 CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
 SCHEMA = 1
 """Version of the `aurora` section of config.json."""
 
@@ -41,15 +39,7 @@ def save(network: MedusaNetwork, path: Path, *, target: TargetSpec, dtype: torch
     content = dict(network.state_dict())
     if not network.shape.own_heads:
         content["lm_head.weight"] = network.draft_head
-    tensors = {}
-    for name, tensor in content.items():
-        tensor = tensor.detach().cpu().contiguous()
-        if tensor.is_floating_point():
-            tensor = tensor.to(dtype)
-            _require_finite(tensor, name, path)
-        tensors[name] = tensor
-    path.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path / WEIGHTS_FILE, metadata={"format": "pt"})
+    write_tensors(content, path, dtype=dtype)
     config = _config(network.shape, target=target, dtype=dtype)
     (path / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -62,8 +52,7 @@ def load(path: Path, weights: TargetWeights, *, target: TargetSpec) -> MedusaNet
             tokenizer.
     """
     shape = _read_shape(path, weights, target=target)
-    tensors = _read_tensors(path)
-    _check(tensors, tensor_shapes(shape), path)
+    tensors = read_tensors(path, tensor_shapes(shape), maps={"token_map": torch.int64})
     token_map = tensors.get("token_map", torch.arange(shape.vocab_size))
     if fault := find_fault(token_map, shape.vocab_size):
         raise CheckpointError(
@@ -171,44 +160,3 @@ def _read_shape(path: Path, weights: TargetWeights, *, target: TargetSpec) -> Me
                 f"{largest}; publish it again"
             )
     return shape
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path / WEIGHTS_FILE)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"model.safetensors of checkpoint {str(path)!r} is missing or damaged ({error}); "
-            "publish it again"
-        ) from error
-
-
-def _check(tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]], path: Path) -> None:
-    missing, extra = sorted(expected.keys() - tensors), sorted(tensors.keys() - expected)
-    if missing or extra:
-        found = [f"lacks {names}" for names in (missing,) if names]
-        found += [f"has the unknown {names}" for names in (extra,) if names]
-        raise CheckpointError(f"checkpoint {str(path)!r} {' and '.join(found)}; publish it again")
-    for name, shape in expected.items():
-        tensor = tensors[name]
-        if tuple(tensor.shape) != shape:
-            raise CheckpointError(
-                f"tensor {name!r} of checkpoint {str(path)!r} has shape {list(tensor.shape)}, "
-                f"expected {list(shape)}; publish it again"
-            )
-        is_map = name == "token_map"
-        if tensor.dtype != torch.int64 if is_map else not tensor.is_floating_point():
-            raise CheckpointError(
-                f"tensor {name!r} of checkpoint {str(path)!r} holds {tensor.dtype}, expected "
-                f"{'torch.int64' if is_map else 'floating point'}; publish it again"
-            )
-        if not is_map:
-            _require_finite(tensor, name, path)
-
-
-def _require_finite(tensor: Tensor, name: str, path: Path) -> None:
-    if not bool(torch.isfinite(tensor).all()):
-        raise CheckpointError(
-            f"tensor {name!r} of checkpoint {str(path)!r} has values that are not finite; "
-            "go back to an earlier version"
-        )
