@@ -10,7 +10,8 @@ from torch import Tensor
 
 from aurora_backend_torch.draft_tree import ROOT, DraftTree
 from aurora_backend_torch.generation import GenerationRequest
-from aurora_core.records import Needs, Nodes, Rows, Steps, TargetSpec, Trace
+from aurora_core.records import Needs, Rows, TargetSpec, Trace
+from aurora_core.trace_columns import NodeNote, StepNote, integers, nodes_of, steps_of
 
 
 class FeatureWindow:
@@ -57,10 +58,8 @@ class TraceRecorder:
     """Collects the steps and rows of one request. Rows are kept in bfloat16."""
 
     num_nodes: int = 0
-    steps: list[tuple[int, int, int, int, float, float]] = field(default_factory=list)
-    """(root, version, bonus token, accepted, draft ms, verify ms)"""
-    nodes: list[tuple[int, int, int, int, bool, float]] = field(default_factory=list)
-    """(step, token, parent, depth, accepted, log-probability)"""
+    steps: list[StepNote] = field(default_factory=list)
+    nodes: list[NodeNote] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     row_nodes: list[int] = field(default_factory=list)
     features: list[Mapping[str, Tensor]] = field(default_factory=list)
@@ -121,8 +120,6 @@ class TraceRecorder:
         needs: Needs,
     ) -> Trace:
         """Return the finished trace."""
-        step_columns = list(zip(*self.steps, strict=True)) or [()] * 6
-        node_columns = list(zip(*self.nodes, strict=True)) or [()] * 6
         names = self.features[0].keys() if self.features else ()
         return Trace(
             trace_id=request.request_id,
@@ -132,25 +129,11 @@ class TraceRecorder:
             tokenizer_fingerprint=target.tokenizer_fingerprint,
             sampling=request.sampling,
             finish_reason=finish_reason,  # type: ignore[arg-type] # one of three literals
-            token_ids=torch.tensor(token_ids, dtype=torch.int64),
+            token_ids=integers(token_ids),
             prompt_len=len(request.prompt_token_ids),
-            steps=Steps(
-                root=_integers(step_columns[0]),
-                version=_integers(step_columns[1]),
-                bonus_token=_integers(step_columns[2]),
-                num_accepted=_integers(step_columns[3]),
-                draft_ms=torch.tensor(step_columns[4], dtype=torch.float32),
-                verify_ms=torch.tensor(step_columns[5], dtype=torch.float32),
-            ),
-            nodes=Nodes(
-                step=_integers(node_columns[0]),
-                token=_integers(node_columns[1]),
-                parent=_integers(node_columns[2]),
-                depth=_integers(node_columns[3]),
-                accepted=torch.tensor(node_columns[4], dtype=torch.bool),
-                log_prob=torch.tensor(node_columns[5], dtype=torch.float32),
-            ),
-            rows=Rows(position=_integers(self.positions), node=_integers(self.row_nodes)),
+            steps=steps_of(self.steps),
+            nodes=nodes_of(self.nodes),
+            rows=Rows(position=integers(self.positions), node=integers(self.row_nodes)),
             features={name: torch.cat([part[name] for part in self.features]) for name in names},
             aux_layers=needs.aux_layers,
             tenant=request.tenant,
@@ -159,7 +142,3 @@ class TraceRecorder:
 
 
 _STORED = torch.bfloat16
-
-
-def _integers(values: Sequence[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)

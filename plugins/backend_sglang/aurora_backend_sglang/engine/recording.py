@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from aurora_backend_sglang.engine.verification import ROOT, VerifiedStep
-from aurora_core.records import NO_DRAFTER, Nodes, RequestStats, Rows, Sampling, Steps, Trace
+from aurora_core.records import NO_DRAFTER, RequestStats, Rows, Sampling, Trace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,6 +141,8 @@ class RequestRecording:
         """
         import torch
 
+        from aurora_core.trace_columns import integers, nodes_of, steps_of
+
         num_tokens = len(self.prompt) + len(output)
         # What the last step would have added after a stop is cut off, and so are its rows.
         kept = [i for i, (position, _) in enumerate(self.rows) if position < num_tokens]
@@ -149,8 +151,6 @@ class RequestRecording:
         features = {name: torch.cat([part[name] for part in self.features]) for name in names}
         if len(kept) < len(self.rows):
             features = {name: tensor[kept] for name, tensor in features.items()}
-        step_columns = list(zip(*self.steps, strict=True)) or [()] * 6
-        node_columns = list(zip(*self.nodes, strict=True)) or [()] * 5
         return Trace(
             trace_id=self.request_id,
             request_key=hashlib.sha256(array("q", self.prompt).tobytes()).hexdigest()[:16],
@@ -159,25 +159,11 @@ class RequestRecording:
             tokenizer_fingerprint=settings.target.tokenizer_fingerprint,
             sampling=self.sampling,
             finish_reason=finish_reason,
-            token_ids=_integers([*self.prompt, *output]),
+            token_ids=integers([*self.prompt, *output]),
             prompt_len=len(self.prompt),
-            steps=Steps(
-                root=_integers(step_columns[0]),
-                version=_integers(step_columns[1]),
-                bonus_token=_integers(step_columns[2]),
-                num_accepted=_integers(step_columns[3]),
-                draft_ms=torch.tensor(step_columns[4], dtype=torch.float32),
-                verify_ms=torch.tensor(step_columns[5], dtype=torch.float32),
-            ),
-            nodes=Nodes(
-                step=_integers(node_columns[0]),
-                token=_integers(node_columns[1]),
-                parent=_integers(node_columns[2]),
-                depth=_integers(node_columns[3]),
-                accepted=torch.tensor(node_columns[4], dtype=torch.bool),
-                log_prob=torch.full((len(self.nodes),), float("nan")),
-            ),
-            rows=Rows(position=_integers(rows[0]), node=_integers(rows[1])),
+            steps=steps_of(self.steps),
+            nodes=nodes_of([(*node, float("nan")) for node in self.nodes]),
+            rows=Rows(position=integers(rows[0]), node=integers(rows[1])),
             features=features,
             aux_layers=settings.needs.aux_layers if "aux_hidden_states" in features else (),
             tenant=self.tenant,
@@ -202,9 +188,3 @@ class RequestRecording:
         self.positions.update(position for position, _ in rows if position >= 0)
         # Copies, so that a request does not keep the rows of those it was batched with.
         self.features.append({name: tensor[list(which)] for name, tensor in features.items()})
-
-
-def _integers(values: Sequence[int]) -> Tensor:
-    import torch
-
-    return torch.tensor(values, dtype=torch.int64)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from aurora_core.records import NO_DRAFTER, Nodes, RequestStats, Rows, Sampling, Steps, Trace
+from aurora_core.records import NO_DRAFTER, RequestStats, Rows, Sampling, Trace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -195,11 +195,8 @@ class RequestRecording:
         """Return the finished trace."""
         import torch
 
-        def integers(values: Sequence[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64)
+        from aurora_core.trace_columns import integers, nodes_of, steps_of
 
-        step_columns = list(zip(*self.steps, strict=True)) or [()] * 6
-        node_columns = list(zip(*self.nodes, strict=True)) or [()] * 5
         # A row may have read a token that the end of the request cut off.
         kept = [
             index for index, (position, _) in enumerate(self.rows) if position < self.num_tokens
@@ -219,22 +216,8 @@ class RequestRecording:
             finish_reason=self.finish_reason,
             token_ids=integers([*self.prompt, *self.output]),
             prompt_len=len(self.prompt),
-            steps=Steps(
-                root=integers(step_columns[0]),
-                version=integers(step_columns[1]),
-                bonus_token=integers(step_columns[2]),
-                num_accepted=integers(step_columns[3]),
-                draft_ms=torch.tensor(step_columns[4], dtype=torch.float32),
-                verify_ms=torch.tensor(step_columns[5], dtype=torch.float32),
-            ),
-            nodes=Nodes(
-                step=integers(node_columns[0]),
-                token=integers(node_columns[1]),
-                parent=integers(node_columns[2]),
-                depth=integers(node_columns[3]),
-                accepted=torch.tensor(node_columns[4], dtype=torch.bool),
-                log_prob=torch.full((len(self.nodes),), float("nan")),
-            ),
+            steps=steps_of(self.steps),
+            nodes=nodes_of([(*node, float("nan")) for node in self.nodes]),
             rows=Rows(position=integers(rows[0]), node=integers(rows[1])),
             features=features,
             aux_layers=settings.needs.aux_layers,
