@@ -156,7 +156,7 @@ class Stepper:
         token = choose(
             logits[index], best[index], active.request.sampling, active.seed, active.prompt_len
         )
-        logprobs = self._logprobs(active, [token], logits[index:], logsumexp[index:])
+        logprobs = self._logprobs(active, [token], [index], logits, logsumexp)
         active.commit([token], time.time())
         return StepResult([token], logprobs)
 
@@ -200,7 +200,7 @@ class Stepper:
         chosen, accepted = verified.token_ids, verified.accepted
         path = [0, *(node + 1 for node in accepted)]
         committed = {name: rows[path] for name, rows in features.items()}
-        logprobs = self._logprobs(active, chosen, logits[path], logsumexp[path])
+        logprobs = self._logprobs(active, chosen, path, logits, logsumexp)
         if not tree.is_chain:
             entries = [tree.entry(span.start, node) for node in accepted]
             active.cache.move(entries, span.start + 1)
@@ -249,13 +249,18 @@ class Stepper:
             active.window.keep(REFILL_ROWS)
 
     def _logprobs(
-        self, active: ActiveRequest, tokens: Sequence[int], logits: Tensor, logsumexp: Tensor
+        self,
+        active: ActiveRequest,
+        tokens: Sequence[int],
+        rows: Sequence[int],
+        logits: Tensor,
+        logsumexp: Tensor,
     ) -> list[TokenLogprob] | None:
         wanted = active.request.num_logprobs
         if wanted is None:
             return None
         results = []
-        for index, token in enumerate(tokens):
+        for token, index in zip(tokens, rows, strict=True):
             row = logits[index].float() - logsumexp[index]
             values, token_ids = row.topk(wanted)
             top = tuple(zip(token_ids.tolist(), values.tolist(), strict=True))
