@@ -95,5 +95,7 @@ def test_request_that_takes_too_long_is_a_504_and_frees_its_slot(served: Served)
     with pytest.raises(openai.APIError, match="not complete within") as got:
         list(served.openai().completions.create(model=MODEL, prompt="x", stream=True))
     assert not isinstance(got.value, openai.APIStatusError), "the stream had begun"
+    # The client hears of it a moment before the engine does.
+    wait_for(lambda: len(served.engine.ended) == 2)
     assert [reason for _, reason, _ in served.engine.ended] == ["abort", "abort"]
     wait_for(lambda: served.engine.num_running + served.engine.num_waiting == 0)
