@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from aurora_core.components import build_component, check_component, run_defaults
+from aurora_core.controller.build_lineages import check_holds_lineages
 from aurora_core.controller.run_directory import without_secrets
 from aurora_core.negotiation import negotiate
 from aurora_core.registrations import KINDS, SECTIONS
@@ -38,8 +39,27 @@ def check_run(config: RunConfig, plugins: Plugins) -> str:
         lines.append(
             f"# {SECTIONS[kind]} {section.name}: {registration.target}, plugin {plugin.label}"
         )
+    for name in config.lineages:
+        lines += _check_lineage(config.of_lineage(name), name, plugins)
+    if config.lineages:
+        check_holds_lineages(config, build_component(plugins, "backends", config.backend))
     lines += ["", *_check_target(config, plugins)]
     return "\n".join(lines)
+
+
+def _check_lineage(config: RunConfig, name: str, plugins: Plugins) -> list[str]:
+    """Check the components that a lineage has for itself."""
+    lines = []
+    for kind in KINDS:
+        if kind != "backends":
+            section = getattr(config, SECTIONS[kind])
+            check_component(plugins, kind, section, defaults=run_defaults(config, kind))
+            [(plugin, registration)] = plugins.registrations(kind)[section.name]
+            lines.append(
+                f"# lineage {name}: {SECTIONS[kind]} {section.name}: {registration.target}, "
+                f"plugin {plugin.label}"
+            )
+    return lines
 
 
 def _check_target(config: RunConfig, plugins: Plugins) -> list[str]:
@@ -62,6 +82,16 @@ def _check_target(config: RunConfig, plugins: Plugins) -> list[str]:
         f"# target {target.name}: {target.architecture}, {target.num_layers} layers, "
         f"hidden size {target.hidden_size}, vocabulary {target.vocab_size}, in {target.path}",
         "",
+        *(
+            line
+            for one in (config, *map(config.of_lineage, config.lineages))
+            for line in _negotiated_lines(one, plugins, target)
+        ),
+    ]
+
+
+def _negotiated_lines(config: RunConfig, plugins: Plugins, target: TargetSpec) -> list[str]:
+    return [
         f"# {config.speculator.name} on {config.backend.name}",
         *(f"#{line}" for line in _negotiate(config, plugins, target).splitlines()),
     ]

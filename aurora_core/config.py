@@ -6,106 +6,32 @@ the configuration page of the documentation and the error messages are made from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from aurora_core import config_source
+from aurora_core.config_learner import LearnerSection
+from aurora_core.config_lineages import LineageSection, check_lineages
+from aurora_core.config_section import ComponentSection, Section
 from aurora_core.errors import ConfigError
 
-
-class Section(BaseModel):
-    """Base of the core sections: unknown keys are errors, values are immutable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class ComponentSection(BaseModel):
-    """`name` selects a registered component; every other key is that component's own option.
-
-    A bare name stands for a section without options: `swap_policy: gate`.
-    """
-
-    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
-
-    name: str
-    """Registered name, as `aurora plugins` lists it."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The component's own options as written, not yet validated."""
-        return dict(self.model_extra or {})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_bare_name(cls, value: object) -> object:
-        return {"name": value} if isinstance(value, str) else value
-
-
-class LearnerSection(Section):
-    """How the learner process trains, publishes and restarts."""
-
-    num_threads: int = Field(1, ge=1)
-    """CPU threads of the learner; the engine has its own count, and together they should not
-    exceed the cores of the machine."""
-    niceness: int = Field(0, ge=0, le=19)
-    """How readily the learner leaves the processor to others, as for `nice`."""
-    batch_traces: int = Field(4, ge=1)
-    """Traces per optimizer step."""
-    fresh_traces: int = Field(2, ge=0)
-    """At most this many traces of a batch are new ones; the rest are replayed."""
-    max_replays_per_trace: int = Field(16, ge=0)
-    """Times that a trace is replayed, on average; then training rests until new traces arrive."""
-    matrix_learning_rate: float = Field(0.01, gt=0)
-    """Learning rate of Muon, which trains the matrices inside the drafter."""
-    learning_rate: float = Field(0.001, gt=0)
-    """Learning rate of AdamW, which trains everything else: head, embeddings, norms."""
-    gradient_clip: float = Field(1.0, ge=0)
-    """Gradient norm to clip to; 0 does not clip."""
-    warmup_steps: int = Field(10, ge=0)
-    """Optimizer steps over which the learning rates rise from nothing; then they are constant."""
-    average_decay: float = Field(0.0, ge=0, lt=1)
-    """Publish an exponential moving average of the weights with this decay a step; 0 publishes the
-    weights themselves."""
-    max_bad_share: float = Field(0.5, gt=0, le=1)
-    """Share of unusable traces and batches above which training pauses."""
-    start_traces: int = Field(16, ge=1)
-    """Traces to wait for before a new lineage starts; its draft vocabulary is chosen from them."""
-    first_publish_steps: int = Field(20, ge=1)
-    """Optimizer steps before the first version of a lineage is published."""
-    publish_every_s: float = Field(45.0, ge=0)
-    """Seconds between published versions."""
-    publish_every_steps: int = Field(0, ge=0)
-    """Optimizer steps after which a version is published even sooner; 0 goes by time alone."""
-    checkpoint_every_s: float = Field(60.0, ge=0)
-    """Seconds between checkpoints to resume from."""
-    holdout_traces: int = Field(32, ge=0)
-    """Most recent held-out traces on which every version is scored before it is judged."""
-    max_steps: int = Field(-1, ge=-1)
-    """Optimizer steps; -1 trains for as long as the run lasts."""
-    max_restarts: int = Field(5, ge=0)
-    """Times a crashed learner is restarted from its last checkpoint; after that the run serves on
-    without learning."""
-    accelerator: str = "auto"
-    """Lightning's accelerator: `auto`, `cpu`, `gpu`."""
-    devices: int | Literal["auto"] = 1
-    """Lightning's number of devices."""
-    strategy: str = "auto"
-    """Lightning's strategy: `auto`, or `ddp` and its variants for several devices."""
-    precision: str = "32-true"
-    """Lightning's precision: `32-true`, `bf16-mixed`, `bf16-true`."""
-
-    @model_validator(mode="after")
-    def _fresh_fits_in_batch(self) -> Self:
-        if self.fresh_traces > self.batch_traces:
-            raise ValueError(
-                f"fresh_traces ({self.fresh_traces}) exceeds batch_traces ({self.batch_traces})"
-            )
-        return self
+__all__ = [
+    "ComponentSection",
+    "FinalBenchSection",
+    "GuardSection",
+    "LearnerSection",
+    "LineageSection",
+    "RetentionSection",
+    "RunConfig",
+    "Section",
+    "TrackingSection",
+    "TrafficSection",
+]
 
 
 class TrafficSection(Section):
@@ -212,6 +138,9 @@ class RunConfig(Section):
     """Versions on disk."""
     num_speculative_tokens: int = Field(3, ge=1)
     """Draft tokens per verification step, at most."""
+    lineages: Mapping[str, LineageSection] = {}
+    """Further kinds of drafters, served at the same time; the top level describes the one that
+    serves everything else. Needs a backend that holds several."""
     learner: LearnerSection = LearnerSection()
     """Training."""
     traffic: TrafficSection | None = None
@@ -228,6 +157,54 @@ class RunConfig(Section):
     """Folder of everything the run writes; one run at a time. A later run continues from it."""
     seed: int = Field(0, ge=0)
     """Seed of prompts, sampling, initialisation and replay."""
+
+    @model_validator(mode="after")
+    def _lineages_are_fit(self) -> Self:
+        check_lineages(self.lineages)
+        for name, section in self.lineages.items():
+            try:
+                self._learner_of(section)
+            except ValidationError as error:
+                raise ValueError(
+                    config_source.explain(
+                        error, LearnerSection, "a lineage", root=f"lineages.{name}.learner"
+                    )
+                ) from error
+        return self
+
+    def of_lineage(self, name: str) -> RunConfig:
+        """Return what a run of one lineage alone would be configured with, in a folder of its own.
+
+        Its folder is a run directory like any other: whatever reads one reads a lineage.
+
+        Args:
+            name: of a lineage; empty for the default one, which is this configuration.
+        """
+        if not name:
+            return self
+        section = self.lineages[name]
+        sink = section.trace_sink
+        if sink is None:
+            # Its own place: two lineages do not share their traces.
+            options = {
+                key: value for key, value in self.trace_sink.options.items() if key != "path"
+            }
+            sink = ComponentSection.model_validate({"name": self.trace_sink.name, **options})
+        return self.model_copy(
+            update={
+                "speculator": section.speculator,
+                "swap_policy": section.swap_policy or self.swap_policy,
+                "num_speculative_tokens": section.num_speculative_tokens
+                or self.num_speculative_tokens,
+                "learner": self._learner_of(section),
+                "trace_sink": sink,
+                "lineages": {},
+                "run_dir": self.run_dir / "lineages" / name,
+            }
+        )
+
+    def _learner_of(self, section: LineageSection) -> LearnerSection:
+        return LearnerSection.model_validate({**self.learner.model_dump(), **section.learner})
 
     @classmethod
     def load(cls, path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:

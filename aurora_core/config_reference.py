@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import inspect
 import types
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -38,7 +39,7 @@ def render(plugins: Plugins) -> str:
     quickstart = RunConfig.quickstart()
     parts = [INTRODUCTION, "## Top level\n", _table(RunConfig)]
     for name, section in _core_sections():
-        parts += [f"## `{name}`\n", f"{section.__doc__}\n", _table(section)]
+        parts += [f"## `{name}`\n", f"{inspect.getdoc(section)}\n", _table(section)]
     for kind in KINDS:
         for name in sorted(plugins.registrations(kind)):
             component = plugins.resolve(kind, name)
@@ -80,6 +81,8 @@ def _type_name(annotation: Any) -> str:
         return " or ".join(_type_name(argument) for argument in arguments)
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in arguments)
+    if origin is Mapping:
+        return f"{_type_name(arguments[1])} by name" if arguments[1] is not Any else "mapping"
     if origin in (tuple, list, set, frozenset):
         return f"list of {_type_name(arguments[0])}"
     if annotation is type(None):

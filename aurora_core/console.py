@@ -23,6 +23,7 @@ from rich.table import Table
 
 from aurora_core import hookimpl
 from aurora_core.console_text import (
+    ACTION_STYLES,
     count,
     describe_learner,
     describe_requests,
@@ -46,13 +47,6 @@ if TYPE_CHECKING:
 
 PLAIN_INTERVAL_S = 10.0
 """Progress of requests and of the learner is written as a plain line at most this often."""
-
-_ACTION_STYLES = {
-    "promote": "green",
-    "hold": "yellow",
-    "roll_back": "red",
-    "disable_speculation": "red",
-}
 
 
 class RunConsole:
@@ -83,6 +77,7 @@ class RunConsole:
         self._learner_state = "starting"
         self._phase = "starting the engine"
         self._verdict = ""
+        self._lineages: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
@@ -150,6 +145,11 @@ class RunConsole:
             self._line(text)
         self._learner_state = state
 
+    def lineage(self, name: str, text: str) -> None:
+        """Show in one line how a lineage beside the default one does."""
+        self._lineages[name] = text
+        self._progress_line(f"lineage {name}", f"{name}: {text}")
+
     def summary(self, report: Mapping[str, Any]) -> None:
         """Show the key figures of report.json as a table."""
         self.close()
@@ -203,7 +203,7 @@ class RunConsole:
         self._verdict = f"{action} version {draft.version}: {verdict.reason}"
         self._line(
             f"verdict: {self._verdict}",
-            markup=f"[{_ACTION_STYLES.get(verdict.action, 'cyan')}]{action}[/] version "
+            markup=f"[{ACTION_STYLES.get(verdict.action, 'cyan')}]{action}[/] version "
             f"{draft.version}: {escape(verdict.reason)}",
         )
 
@@ -235,6 +235,8 @@ class RunConsole:
         live = f"{version_name(self._live_version)}, swapped {count(self._num_swaps, 'time')}"
         grid.add_row("live", f"[bold]{live}[/]")
         grid.add_row("last verdict", escape(self._verdict or "none yet"))
+        for name, text in tuple(self._lineages.items()):
+            grid.add_row(escape(name), escape(text))
         elapsed = int(time.monotonic() - self._started)
         title = f"aurora: {self._phase}, {elapsed // 60}:{elapsed % 60:02d}"
         return Panel(Group(grid), title=title, title_align="left", border_style="cyan")

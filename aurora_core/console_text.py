@@ -7,6 +7,14 @@ from typing import Any
 
 from aurora_core.records import NO_DRAFTER, UNTRAINED
 
+ACTION_STYLES = {
+    "promote": "green",
+    "hold": "yellow",
+    "roll_back": "red",
+    "disable_speculation": "red",
+}
+"""Colours of verdicts on a terminal."""
+
 _BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _ASCII = ".:-=+*#@"
 
@@ -120,6 +128,7 @@ def summary_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("acceptance length", lengths),
         *([("by draft position", f"{by_position} (live traffic)")] if by_position else []),
         *_speed_rows(speed),
+        *_lineage_rows(report.get("lineages", {})),
         ("lossless", compared if lossless["checked"] else "not checked"),
         ("swaps", stood_still),
         *([("longest pauses", pauses)] if pauses else []),
@@ -161,6 +170,19 @@ def _speed_rows(speed: Mapping[str, Any]) -> list[tuple[str, str]]:
             "medians, P05 to P95",
         ),
     ]
+
+
+def _lineage_rows(lineages: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what each of several lineages reached on live traffic."""
+    rows = []
+    for name, one in lineages.items():
+        length, speed = one["acceptance_length"], one["otps"]
+        figures = f"acceptance length {_number(length['mean'])}, {_number(speed['mean'], 1)} "
+        figures += f"({_number(speed['low'], 1)} to {_number(speed['high'], 1)}) tokens/s live"
+        rows.append(
+            (f"lineage {name}", f"{one['speculator']}, {one['requests']} requests, {figures}")
+        )
+    return rows
 
 
 def _number(value: float | None, digits: int = 2) -> str:

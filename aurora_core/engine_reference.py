@@ -18,6 +18,9 @@ needs and refuses what does not fit, before anything is loaded. The words are th
 [Concepts](../concepts.md); a rule of verification that is `greedy_always` ignores the temperature
 of a request, so sampled answers are not what they would be without speculation.
 
+An engine without several lineages serves one kind of drafter at a time: a configuration with
+`lineages` is refused. [Several drafters at once](lineages.md) says what takes their place there.
+
 """
 
 _SWAPS = {
@@ -51,6 +54,7 @@ def capabilities(backend: Backend) -> Mapping[str, str]:
         "rules of verification": _words(provides.verification_rules),
         "drafters side by side": str(provides.num_resident_drafters),
         "a request can name its drafter": _yes(provides.request_routing),
+        "several lineages at once": _yes(provides.holds_lineages),
     }
 
 

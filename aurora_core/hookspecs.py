@@ -88,22 +88,25 @@ def aurora_requests_finished(requests: list[RequestStats]) -> None:
 
 
 @hookspec
-def aurora_learner_progress(step: int, metrics: dict[str, float]) -> None:
-    """Called with the learner's metrics, at most once a second.
+def aurora_learner_progress(step: int, metrics: dict[str, float], lineage: str) -> None:
+    """Called with a learner's metrics, at most once a second.
 
     Args:
         step: optimizer steps so far.
         metrics: names with a slash, for example `train/loss`, `train/num_tokens`.
+        lineage: whose learner; empty for the default lineage, as in the following hooks.
     """
 
 
 @hookspec
-def aurora_draft_published(draft: DraftVersion) -> None:
+def aurora_draft_published(draft: DraftVersion, lineage: str) -> None:
     """Called when a version is complete on disk, before it is judged."""
 
 
 @hookspec
-def aurora_swap_decided(draft: DraftVersion, verdict: Verdict, evidence: Evidence) -> None:
+def aurora_swap_decided(
+    draft: DraftVersion, verdict: Verdict, evidence: Evidence, lineage: str
+) -> None:
     """Called with the decisions on a version, holds included.
 
     A hold that repeats the one before on the same version is not announced again, nor is that a
@@ -113,7 +116,10 @@ def aurora_swap_decided(draft: DraftVersion, verdict: Verdict, evidence: Evidenc
 
 @hookspec
 def aurora_draft_swapped(
-    draft: DraftVersion | None, previous: DraftVersion | None, receipt: SwapReceipt
+    draft: DraftVersion | None,
+    previous: DraftVersion | None,
+    receipt: SwapReceipt,
+    lineage: str,
 ) -> None:
     """Called when the engine confirmed that `draft` is live; None means no speculation.
 

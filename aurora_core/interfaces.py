@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from aurora_core.errors import BackendError
+from aurora_core.lineages import LineageRule
 from aurora_core.records import (
     BackendStatus,
     DraftVersion,
@@ -263,6 +264,20 @@ class Backend(Component, ABC):
         if routes:
             raise BackendError("this engine cannot route requests to chosen drafters")
 
+    def lineage(self, name: str) -> Backend:
+        """Return this engine as one lineage sees it: its swaps, its routes, its status.
+
+        Only for engines that provide `holds_lineages`. What is not a lineage's alone, as `finished`
+        and `stop`, is left to the engine itself.
+
+        Args:
+            name: of a lineage in the plan that the engine was or will be started with.
+
+        Raises:
+            BackendError: this engine holds the default lineage alone.
+        """
+        raise BackendError(f"this engine holds one lineage of drafters: there is no {name!r}")
+
     @abstractmethod
     async def status(self) -> BackendStatus:
         """Return the live version, its checksum and the load, read from the engine."""
@@ -297,6 +312,26 @@ class ServePlan:
     run_dir: str
     """Logs and sockets of the engine go below this folder."""
     seed: int
+    lineages: tuple[LineagePlan, ...] = ()
+    """Further lineages beside the default one, which all of the above describes. Only given to
+    engines that provide `holds_lineages`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineagePlan:
+    """One lineage that an engine serves beside the default one. Fields as in `ServePlan`."""
+
+    rule: LineageRule
+    """Its name, and which requests are its own."""
+    speculator: str
+    speculator_options: Mapping[str, object]
+    needs: Needs
+    num_speculative_tokens: int
+    versions_dir: str
+    initial_version: DraftVersion | None
+    sink: str | None
+    sink_options: Mapping[str, object]
+    """Of a sink of its own: a lineage learns from the requests that it served."""
 
 
 class TraceSink(Component, ABC):

@@ -37,6 +37,9 @@ class MlflowRun:
 
 Call = Callable[[MlflowRun], object]
 
+_OPENING = threading.Lock()
+"""Two sessions that create the same store at once would get in each other's way."""
+
 
 class MlflowSession:
     """Opens a run in the background and makes calls in the order they were submitted."""
@@ -47,6 +50,7 @@ class MlflowSession:
         *,
         experiment: str = "aurora",
         uri: str | None = None,
+        name: str = "",
         max_waiting: int = 5000,
     ) -> None:
         """Return at once; the store is opened on the thread.
@@ -55,6 +59,7 @@ class MlflowSession:
             run_dir: folder of the run; the store goes there unless `uri` names another.
             experiment: created if it does not exist.
             uri: MLflow tracking URI; None for `mlflow.db` and `mlartifacts/` in the run directory.
+            name: added to the name of the MLflow run.
             max_waiting: calls that wait at most; metrics beyond it are dropped and counted.
         """
         self.run_id: str | None = None
@@ -65,6 +70,7 @@ class MlflowSession:
         """Calls refused because too many were waiting or the session had ended."""
         self._run_dir = run_dir.absolute()
         self._experiment, self._uri, self._max_waiting = experiment, uri, max_waiting
+        self._name = name
         self._waiting: deque[tuple[str, Call]] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -113,7 +119,8 @@ class MlflowSession:
         return True
 
     def _work(self) -> None:
-        run = self._attempt("opening the run", self._open)
+        with _OPENING:
+            run = self._attempt("opening the run", self._open)
         while True:
             with self._changed:
                 self._busy = False
@@ -164,6 +171,7 @@ class MlflowSession:
                 if found is None:
                     raise
                 experiment_id = found.experiment_id
-        name = f"{self._run_dir.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        parts = (self._run_dir.name, self._name, time.strftime("%Y%m%d-%H%M%S"))
+        name = "-".join(part for part in parts if part)
         self.run_id = client.create_run(experiment_id, run_name=name).info.run_id
         return MlflowRun(client, experiment_id, self.run_id)

@@ -155,6 +155,9 @@ class Provides:
     """Drafters that can be loaded side by side."""
     request_routing: bool = False
     """Whether one request can be sent to a chosen resident drafter, or to none."""
+    holds_lineages: bool = False
+    """Whether several lineages, each with a speculator and versions of its own, are served at once
+    and requests are given to them by tenant, route or share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,6 +283,9 @@ class RequestStats:
     route: str = ""
     batch_size: float = 1.0
     """Mean number of requests decoded together with this one."""
+    lineage: str = ""
+    """Lineage whose drafters served it, and whose versions the two above are; empty for the default
+    one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,18 +65,24 @@ class Tracking:
         experiment: str = "aurora",
         uri: str | None = None,
         live_version: int = NO_DRAFTER,
+        lineage: str = "",
+        files_dir: Path | None = None,
     ) -> None:
         """
         Args:
             run_dir: folder of the run.
             experiment: MLflow experiment; its drafters are the registered model
-                `EXPERIMENT-drafter`.
+                `EXPERIMENT-drafter`, those of a lineage `EXPERIMENT-LINEAGE-drafter`.
             uri: MLflow tracking URI; None keeps a SQLite store in the run directory.
             live_version: version that serves at start, `NO_DRAFTER` for none.
+            lineage: whose metrics and versions these are; empty for the default one.
+            files_dir: folder whose files are attached at the end; None takes the run's.
         """
-        self.session = MlflowSession(run_dir, experiment=experiment, uri=uri)
-        self.registry = ModelRegistry(self.session, name=f"{experiment}-drafter")
-        self._run_dir = run_dir.absolute()
+        self.session = MlflowSession(run_dir, experiment=experiment, uri=uri, name=lineage)
+        model = f"{experiment}-{lineage}-drafter" if lineage else f"{experiment}-drafter"
+        self.registry = ModelRegistry(self.session, name=model)
+        self._run_dir = (files_dir or run_dir).absolute()
+        self._lineage = lineage
         self._live_version = live_version
         self._status: Any = "FINISHED"
         self._num_requests = self._num_swaps = self._num_verdicts = 0
@@ -99,6 +105,8 @@ class Tracking:
                 chunk = [Param(*item) for item in items[start : start + _PARAMS_PER_CALL]]
                 run.client.log_batch(run.run_id, params=chunk)
             run.client.set_tag(run.run_id, "run_dir", run_dir)
+            if self._lineage:
+                run.client.set_tag(run.run_id, "lineage", self._lineage)
 
         self.session.submit("logging the configuration", log)
 

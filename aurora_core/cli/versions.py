@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,7 @@ def versions(
 ) -> None:
     """List the drafter versions of a run: steps, acceptance length, age, which one is live."""
     from aurora_core.errors import ConfigError
+    from aurora_core.lineages import DEFAULT_LINEAGE
     from aurora_core.versions import VersionStore, read_run_state
     from aurora_core.wire import to_dict
 
@@ -36,13 +37,32 @@ def versions(
             f"there is no run directory {str(run_dir)!r}; give the directory of a run, as in "
             f"`aurora versions {DEFAULT_RUN_DIRECTORY}`"
         )
-    state = read_run_state(run_dir / "state.json")
-    found = VersionStore(run_dir / "versions").list()
+
+    def read(folder: Path) -> tuple[RunState, tuple[DraftVersion, ...]]:
+        return read_run_state(folder / "state.json"), VersionStore(folder / "versions").list()
+
+    def plain(state: RunState, found: Sequence[DraftVersion]) -> dict[str, Any]:
+        return {**to_dict(state), "versions": [to_dict(version) for version in found]}
+
+    state, found = read(run_dir)
+    lineages = {folder.name: read(folder) for folder in lineage_folders(run_dir)}
     if as_json:
-        listing = {**to_dict(state), "versions": [to_dict(version) for version in found]}
+        listing = plain(state, found)
+        if lineages:
+            listing["lineages"] = {name: plain(*one) for name, one in lineages.items()}
         print(json.dumps(listing, indent=2))
-    else:
-        print(as_text(found, state, now=time.time()))
+        return
+    if lineages:
+        print(f"lineage {DEFAULT_LINEAGE}")
+    print(as_text(found, state, now=time.time()))
+    for name, (own_state, own) in lineages.items():
+        print(f"\nlineage {name}\n{as_text(own, own_state, now=time.time())}")
+
+
+def lineage_folders(run_dir: Path) -> list[Path]:
+    """Return the run directories of a run's lineages but the default one, by name."""
+    folder = run_dir / "lineages"
+    return sorted(one for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
 
 
 def as_text(found: Sequence[DraftVersion], state: RunState, *, now: float) -> str:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from aurora_core.controller.run import Run
     from aurora_core.controller.run_directory import RunDirectory
     from aurora_core.interfaces import Component
+    from aurora_core.lineages import LineageRule
     from aurora_core.records import DraftVersion
 
 
@@ -23,15 +24,34 @@ def announce(run: Run, *, wanted_requests: int | None) -> None:
     Raises:
         ConfigError: the run directory cannot be written.
     """
-    facts = resolved_facts(run.parts, run.directory, run.lineage)
+    default = run.default
+    facts = resolved_facts(run.parts, run.directory, default.found)
+    others = run.lineages[1:]
+    for one in others:
+        own = resolved_facts(one.parts, one.directory, one.found)
+        one.directory.write_resolved(one.parts.config, own)
+        rule = _whose(run.parts.config.lineages[one.name].rule(one.name))
+        facts[f"lineage {one.name}"] = f"{own['speculator']}; {own['drafter']}; serves {rule}"
     run.directory.write_resolved(run.parts.config, facts)
+    count = run.traffic.count if run.traffic else None
+    if count is None and others:  # the console itself hears of the default lineage alone
+        count = run.count_finished
     run.console.banner(
         list(facts.items()),
-        live_version=build.version_at_start(run.parts, run.lineage),
-        newest=run.lineage.newest_version,
+        live_version=default.live_at_start,
+        newest=default.found.newest_version,
         wanted_requests=wanted_requests,
-        count_requests=run.traffic.count if run.traffic else None,
+        count_requests=count,
     )
+
+
+def _whose(rule: LineageRule) -> str:
+    """Return in words which requests a lineage serves."""
+    if rule.share:
+        return f"{rule.share:.1%} of the requests"
+    wanted = (("tenant", rule.tenants), ("route", rule.routes))
+    words = [f"{label} {', '.join(values)}" for label, values in wanted if values]
+    return " and ".join(words) or "requests that name it"
 
 
 def resolved_facts(

@@ -15,7 +15,7 @@ from aurora_core.components import build_component, run_defaults
 from aurora_core.controller.run_directory import RunDirectory, without_secrets
 from aurora_core.controller.trials import can_route
 from aurora_core.errors import CheckpointError, ConfigError
-from aurora_core.interfaces import ServePlan
+from aurora_core.interfaces import LineagePlan, ServePlan
 from aurora_core.learner.plan import LearnerPlan, write_plan
 from aurora_core.negotiation import Agreement, negotiate
 from aurora_core.policies.guard import Guard
@@ -48,6 +48,8 @@ class Parts:
     sink: TraceSink
     policy: SwapPolicy
     agreement: Agreement
+    lineage: str = ""
+    """Which lineage these are the parts of; empty for the default one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +89,7 @@ def build_parts(config: RunConfig, plugins: Plugins, *, progress: ReportProgress
         speculator_name=config.speculator.name,
         backend_name=config.backend.name,
     )
-    policy = build_component(plugins, "swap_policies", config.swap_policy)
-    if policy.needs_routing and not can_route(backend):
-        raise ConfigError(
-            f"swap policy {config.swap_policy.name!r} sends a share of the requests to a version "
-            f"on trial, which backend {config.backend.name!r} cannot; use swap_policy: gate"
-        )
+    policy = build_policy(config, plugins, backend)
     sink_defaults = run_defaults(config, "trace_sinks")
     return Parts(
         config=config,
@@ -101,9 +98,24 @@ def build_parts(config: RunConfig, plugins: Plugins, *, progress: ReportProgress
         speculator=speculator,
         backend=backend,
         sink=build_component(plugins, "trace_sinks", config.trace_sink, defaults=sink_defaults),
-        policy=Guard(policy, config.guard),
+        policy=policy,
         agreement=agreement,
     )
+
+
+def build_policy(config: RunConfig, plugins: Plugins, backend: Backend) -> SwapPolicy:
+    """Return the judge that a configuration selects, with its guard around it.
+
+    Raises:
+        ConfigError: it needs more than the backend can do.
+    """
+    policy = build_component(plugins, "swap_policies", config.swap_policy)
+    if policy.needs_routing and not can_route(backend):
+        raise ConfigError(
+            f"swap policy {config.swap_policy.name!r} sends a share of the requests to a version "
+            f"on trial, which backend {config.backend.name!r} cannot; use swap_policy: gate"
+        )
+    return Guard(policy, config.guard)
 
 
 def prepare(parts: Parts, directory: RunDirectory) -> Lineage:
@@ -151,6 +163,7 @@ def plan_serving(
     initial: DraftVersion | None,
     record: bool = True,
     run_dir: Path | None = None,
+    lineages: tuple[LineagePlan, ...] = (),
 ) -> ServePlan:
     """Return what the engine is told.
 
@@ -160,6 +173,7 @@ def plan_serving(
         initial: version to serve from the start.
         record: whether the engine writes traces.
         run_dir: where the engine's logs go; None is the run's directory.
+        lineages: further ones beside the default one.
     """
     config = parts.config
     return ServePlan(
@@ -175,6 +189,7 @@ def plan_serving(
         sink_options=parts.sink.options.model_dump(mode="json"),
         run_dir=str(run_dir or directory.path),
         seed=config.seed,
+        lineages=lineages,
     )
 
 

@@ -37,6 +37,7 @@ from aurora_core.learner.protocol import (
     Started,
     Stop,
     Stopped,
+    Turn,
     Waiting,
     command_line,
     read_event,
@@ -112,6 +113,7 @@ class LearnerProcess:
         self._on_event = on_event
         self._process: Process | None = None
         self._live_version = live_version
+        self._has_turn = True
         self._crashes_in_a_row = 0
         self._started_once = False
         self._stop_requested = anyio.Event()
@@ -158,6 +160,17 @@ class LearnerProcess:
         self._live_version = version
         await self._send(Live(version=version))
 
+    @property
+    def has_work(self) -> bool:
+        """Whether it runs and does not wait for traces, as far as it has said."""
+        return self._process is not None and self.record.state != "waiting"
+
+    async def give_turn(self, granted: bool) -> None:
+        """Let it train, or rest; repeated to a restarted learner."""
+        if granted != self._has_turn:
+            self._has_turn = granted
+            await self._send(Turn(granted=granted))
+
     async def ask_for_fresh(self, seconds: float) -> None:
         """Say that the traffic has changed: train on new traces alone for so long."""
         if seconds > 0:
@@ -190,6 +203,8 @@ class LearnerProcess:
         self._process = process
         try:
             await self._send(Live(version=self._live_version))
+            if not self._has_turn:
+                await self._send(Turn(granted=False))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch_memory, process.pid)
                 await self._listen(process)

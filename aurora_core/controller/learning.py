@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from aurora_core.controller import build
 from aurora_core.controller.learner_process import GaveUp, LearnerProcess, Restarting
 from aurora_core.learner.protocol import Event, Progress, Published, Started, Waiting
 
 if TYPE_CHECKING:
-    from aurora_core.console import RunConsole
     from aurora_core.controller.run_directory import RunDirectory
     from aurora_core.controller.swapping import Swapping
     from aurora_core.records import DraftVersion
+
+
+class LearnerConsole(Protocol):
+    """Shows in which state a learner is."""
+
+    def learner_state(self, state: str, text: str) -> None:
+        """Say in which state the learner is now."""
 
 
 def prepare_learner(
@@ -20,9 +27,10 @@ def prepare_learner(
     directory: RunDirectory,
     lineage: build.Lineage,
     swapping: Swapping,
-    console: RunConsole,
+    console: LearnerConsole,
     *,
     module: str,
+    notify: Callable[..., None],
 ) -> LearnerProcess | None:
     """Return the learner of a run, not yet started; None when there is nothing to train.
 
@@ -33,12 +41,13 @@ def prepare_learner(
         swapping: is given every published version.
         console: shows the learner's state.
         module: what `python -m` starts.
+        notify: calls a notification hook by name.
     """
     if not parts.speculator.trainable:
         return None
     section = parts.config.learner
     plan = build.plan_learning(parts, directory, lineage)
-    listener = _Listener(parts, directory, lineage, swapping, console)
+    listener = _Listener(directory, lineage, swapping, console, notify)
     return LearnerProcess(
         build.learner_command(plan, directory, module=module),
         environment=build.learner_environment(section.num_threads),
@@ -52,20 +61,20 @@ def prepare_learner(
 class _Listener:
     def __init__(
         self,
-        parts: build.Parts,
         directory: RunDirectory,
         lineage: build.Lineage,
         swapping: Swapping,
-        console: RunConsole,
+        console: LearnerConsole,
+        notify: Callable[..., None],
     ) -> None:
-        self._plugins, self._store = parts.plugins, directory.store
+        self._notify, self._store = notify, directory.store
         self._swapping, self._console = swapping, console
         self._newest_version = lineage.newest_version
 
     def on_event(self, event: Event | Restarting | GaveUp) -> None:
         match event:
             case Progress(step=step, metrics=metrics):
-                self._plugins.notify("aurora_learner_progress", step=step, metrics=metrics)
+                self._notify("aurora_learner_progress", step=step, metrics=metrics)
             case Published(version=draft):
                 self._publish(draft)
             case Started(step=step):

@@ -14,6 +14,7 @@ import anyio.to_thread
 
 from aurora_core.controller.build import plugin_labels, tracking_uri
 from aurora_core.controller.evidence import acceptance_length_of
+from aurora_core.controller.lineage_facts import lineage_facts
 from aurora_core.controller.run_directory import replace_file, without_secrets
 from aurora_core.errors import AuroraError, ConfigError
 from aurora_core.records import RequestStats
@@ -115,7 +116,8 @@ def make_report_folder(path: Path) -> None:
 async def conclude(run: Run, report_dir: Path | None) -> None:
     """Write the report, tell observers and the user how the run ended, and close the tracking."""
     outcome = run.outcome
-    outcome.learner_gave_up = run.learner is not None and run.learner.has_given_up
+    learners = [one.learner for one in run.lineages if one.learner is not None]
+    outcome.learner_gave_up = any(learner.has_given_up for learner in learners)
     report = write_reports(run, report_dir) if outcome.has_report else None
     run.parts.plugins.notify("aurora_run_finished", report=report, error=outcome.hook_error)
     if report is not None:
@@ -124,8 +126,9 @@ async def conclude(run: Run, report_dir: Path | None) -> None:
         run.console.fail(f"the engine is gone: {outcome.error}")
     for sentence in outcome.unwritten:
         run.console.fail(sentence)
-    if run.tracking is not None:
-        await anyio.to_thread.run_sync(run.tracking.close)
+    for one in run.lineages:
+        if one.tracking is not None:
+            await anyio.to_thread.run_sync(one.tracking.close)
 
 
 def write_reports(run: Run, report_dir: Path | None) -> dict[str, Any]:
@@ -140,7 +143,7 @@ def write_reports(run: Run, report_dir: Path | None) -> dict[str, Any]:
         try:
             text = json.dumps(report, indent=1, allow_nan=False) + "\n"
             replace_file(folder / "report.json", text)
-            replace_file(folder / "report.html", render_html(report, run.history))
+            replace_file(folder / "report.html", render_html(report, run.default.history))
         except OSError as error:
             run.outcome.unwritten.append(
                 f"the report cannot be written to {str(folder)!r}: {error.strerror}; the figures "
@@ -154,12 +157,12 @@ def write_reports(run: Run, report_dir: Path | None) -> dict[str, Any]:
 
 def gather_facts(run: Run) -> RunFacts:
     """Collect what the report is made of from the parts of a run."""
-    config, outcome = run.parts.config, run.outcome
-    engine, learner = run.requests_log.record, run.learner.record if run.learner else None
+    config, outcome, default = run.parts.config, run.outcome, run.default
+    engine, learner = run.requests_log.record, default.learner.record if default.learner else None
     settings = without_secrets(config.model_dump(mode="json"))
-    live = run.swapping.live
+    live = default.swapping.live
     plugins = plugin_labels(run.parts.plugins)
-    traces_kept, traces_shed = run.traces.since_start(
+    traces_kept, traces_shed = default.traces.since_start(
         kept=engine.traces_kept, shed=engine.traces_shed
     )
     return RunFacts(
@@ -167,24 +170,25 @@ def gather_facts(run: Run) -> RunFacts:
         error=None if outcome.error is None else str(outcome.error),
         target=run.parts.target,
         speculator=config.speculator.name,
-        history=run.history,
+        history=default.history,
         requests=_requests(run),
         num_engine_finished=engine.num_finished,
         num_engine_aborted=engine.num_aborted,
         lossless=_lossless(run),
-        num_failed_swaps=run.swapping.num_failed_swaps,
-        num_engine_changes=run.swapping.num_engine_changes,
-        gaps_ms_at_swaps=tuple(run.swapping.gaps.at_swaps),
-        gaps_ms_elsewhere=tuple(run.swapping.gaps.elsewhere),
+        num_failed_swaps=default.swapping.num_failed_swaps,
+        num_engine_changes=default.swapping.num_engine_changes,
+        gaps_ms_at_swaps=tuple(default.swapping.gaps.at_swaps),
+        gaps_ms_elsewhere=tuple(default.swapping.gaps.elsewhere),
         measurements=run.measurement.reports,
-        acceptance_by_domain=_acceptance_by_domain(list(run.history.last_requests)),
+        acceptance_by_domain=_acceptance_by_domain(list(default.history.last_requests)),
         traces_kept=traces_kept,
         traces_shed=traces_shed,
-        num_dropped_records=run.requests_file.num_dropped + run.verdicts_file.num_dropped,
+        num_dropped_records=run.requests_file.num_dropped
+        + sum(one.verdicts_file.num_dropped for one in run.lineages),
         engine_peak_mib=engine.peak_memory_mib,
         learner_state=learner.state if learner else "none",
-        learner_steps=max(learner.step if learner else 0, run.lineage.num_steps),
-        tokens_trained_before=run.lineage.num_tokens_trained,
+        learner_steps=max(learner.step if learner else 0, default.found.num_steps),
+        tokens_trained_before=default.found.num_tokens_trained,
         learner_restarts=learner.num_restarts if learner else 0,
         learner_peak_mib=learner.peak_memory_mib if learner else 0.0,
         live_version=live.version if live else None,
@@ -195,18 +199,19 @@ def gather_facts(run: Run) -> RunFacts:
         plugins=plugins,
         packages=package_versions(tuple(label.split()[0] for label in plugins.values())),
         settings=settings,
+        lineages=lineage_facts(run.lineages) if len(run.lineages) > 1 else (),
         settings_digest=hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
     )
 
 
 def _requests(run: Run) -> RequestCounts:
     """Count the run's own traffic as its senders saw it, or else what the engine answered."""
-    traffic, history = run.traffic, run.history
+    traffic, histories = run.traffic, [one.history for one in run.lineages]
     if traffic is None:
         return RequestCounts(
-            total=history.num_requests,
-            failed=history.num_failed_requests,
-            unfinished=history.num_aborted_requests,
+            total=sum(one.num_requests for one in histories),
+            failed=sum(one.num_failed_requests for one in histories),
+            unfinished=sum(one.num_aborted_requests for one in histories),
         )
     return RequestCounts(
         total=traffic.num_sent,

@@ -23,24 +23,25 @@ The next run goes on from the same live version.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 
 from aurora_core.console import RunConsole
+from aurora_core.console_lineages import LineageConsole
 from aurora_core.controller import build
 from aurora_core.controller.announcement import announce
 from aurora_core.controller.background import Background
-from aurora_core.controller.bookkeeping import Bookkeeping
-from aurora_core.controller.evidence import LiveTraffic, read_recent_requests
+from aurora_core.controller.build_lineages import build_lineages, plan_lineage
+from aurora_core.controller.evidence import read_recent_requests
 from aurora_core.controller.final_measurement import FinalMeasurement
-from aurora_core.controller.learning import prepare_learner
-from aurora_core.controller.observers import make_tracking, registered
-from aurora_core.controller.operator import Operator
+from aurora_core.controller.lineage_run import LineageRun, Tells
+from aurora_core.controller.observers import OfLineage, registered
 from aurora_core.controller.outcome import (
     INTERRUPTED,
     EngineDied,
@@ -53,12 +54,10 @@ from aurora_core.controller.record_file import RecordFile
 from aurora_core.controller.requests_log import RequestsLog
 from aurora_core.controller.run_directory import RunDirectory
 from aurora_core.controller.signals import interruptible
-from aurora_core.controller.swapping import Swapping
-from aurora_core.controller.trace_counts import TraceCounts
 from aurora_core.controller.traffic import OwnTraffic
+from aurora_core.controller.turns import Turns
 from aurora_core.errors import BackendError
 from aurora_core.records import BackendStatus, RequestStats
-from aurora_core.report.history import History
 from aurora_core.target.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -97,10 +96,20 @@ def run(
         try:
             with progress_bar() as progress:
                 parts = build.build_parts(config, plugins, progress=progress)
+            lineages = build_lineages(parts)
             directory = RunDirectory(config.run_dir, retention=config.retention)
-            with directory.locked(), directory.logged():
-                one = Run(parts, directory, console, learner_module=learner_module)
-                return anyio.run(one.execute, requests, duration_s, report_dir)
+            with contextlib.ExitStack() as held:
+                held.enter_context(directory.locked())
+                held.enter_context(directory.logged())
+                others = []
+                for one in lineages:
+                    place = RunDirectory(one.config.run_dir, retention=config.retention)
+                    held.enter_context(place.locked())
+                    others.append((one, place))
+                a_run = Run(
+                    parts, directory, console, lineages=others, learner_module=learner_module
+                )
+                return anyio.run(a_run.execute, requests, duration_s, report_dir)
         except (KeyboardInterrupt, Exception):
             if interruption.asked:  # while the event loop did not have the signals
                 return INTERRUPTED
@@ -116,67 +125,68 @@ class Run:
         directory: RunDirectory,
         console: RunConsole,
         *,
+        lineages: Sequence[tuple[build.Parts, RunDirectory]] = (),
         learner_module: str = build.LEARNER_MODULE,
     ) -> None:
         """
         Args:
-            parts: what the run is made of.
+            parts: what the run and its default lineage are made of.
             directory: locked for this process.
             console: shows the run.
+            lineages: parts and locked directory of every further lineage.
             learner_module: what `python -m` starts as the learner.
 
         Raises:
             AuroraError: the directory or the trace sink cannot be used.
         """
-        lineage = build.prepare(parts, directory)
-        self.parts, self.directory, self.console, self.lineage = parts, directory, console, lineage
+        self.parts, self.directory, self.console = parts, directory, console
         self.started, self.outcome = time.time(), Outcome()
-        live_version = build.version_at_start(parts, lineage)
-        self.history = History(live_version, lineage.newest_version)
-        self.traces = TraceCounts(parts.sink)
-        self.evidence = LiveTraffic(
-            started=self.started, drift_threshold=parts.config.guard.drift_threshold
-        )
-        self.evidence.remember(read_recent_requests(directory.requests))
+        recent = read_recent_requests(directory.requests)
+
+        def prepare(parts: build.Parts, directory: RunDirectory, tells: Tells) -> LineageRun:
+            return LineageRun(
+                parts,
+                directory,
+                tells,
+                run_config=self.parts.config,
+                recent=recent,
+                started=self.started,
+                learner_module=learner_module,
+                is_ending=lambda: self.outcome.is_ending,
+            )
+
+        self.default = prepare(parts, directory, console)
+        self.lineages = [self.default]
+        """All lineages, the default one first."""
+        self._lineage_consoles: dict[str, LineageConsole] = {}
+        for other, place in lineages:
+            tells = self._lineage_consoles[other.lineage] = LineageConsole(console, other.lineage)
+            self.lineages.append(prepare(other, place, tells))
+            tells.live_version = self.lineages[-1].live_at_start
+        for one in self.lineages[1:]:
+            # Whoever swaps, everybody's answers pause.
+            one.swapping.gaps = self.default.swapping.gaps
         self.requests_file = RecordFile(directory.requests, console.note)
-        self.verdicts_file = RecordFile(directory.verdicts, console.note)
         self.requests_log = RequestsLog(
             parts.backend,
             self.requests_file,
             on_requests=self._on_requests,
             on_status=self._on_status,
         )
-        self.swapping = Swapping(
-            backend=parts.backend,
-            policy=parts.policy,
-            traffic=self.evidence,
-            live=lineage.live,
-            previous=lineage.previous,
-            verdicts=self.verdicts_file,
-            find=directory.store.read,
-            note=console.note,
-            notify=parts.plugins.notify,
-            on_change=self._on_change,
-            guard=parts.config.guard,
-            stored=directory.store.numbers,
-            on_drift=self._on_drift,
-            pinned=lineage.pinned,
-            switched_off=lineage.switched_off,
+        learners = [one.learner for one in self.lineages if one.learner is not None]
+        section = parts.config.learner
+        self.turns = Turns(learners, concurrent=section.concurrent, turn_s=section.turn_s)
+        self.traffic = OwnTraffic.of(
+            parts.config, note=console.note, gaps=self.default.swapping.gaps
         )
-        self.operator = Operator(
-            self.swapping, directory.store, is_ending=lambda: self.outcome.is_ending
-        )
-        self.learner = prepare_learner(
-            parts, directory, lineage, self.swapping, console, module=learner_module
-        )
-        self.traffic = OwnTraffic.of(parts.config, note=console.note, gaps=self.swapping.gaps)
         self.measurement = FinalMeasurement(parts.config, console)
-        self.tracking = make_tracking(parts.config, live_version)
-        registry = self.tracking.registry if self.tracking else None
-        self.bookkeeping = Bookkeeping(directory, registry, note=console.note)
         self._wanted_requests: int | None = None
         self._enough = anyio.Event()
-        self._swapping_task, self._polling_task = Background(), Background()
+        self._polling_task = Background()
+
+    def count_finished(self) -> int:
+        """Return how many requests of all kinds the engine has finished."""
+        return self.requests_log.record.num_finished
 
     async def execute(
         self,
@@ -190,9 +200,8 @@ class Run:
             AuroraError: the engine or the learner cannot be started as configured.
         """
         self._wanted_requests = requests
-        observers = {"console": self.console, "report": self.history, "tracking": self.tracking}
         with (
-            registered(self.parts.plugins, observers),
+            registered(self.parts.plugins, self._observers()),
             anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
         ):
             try:
@@ -203,6 +212,23 @@ class Run:
             await conclude(self, report_dir)
         return self.outcome.exit_code()
 
+    def _observers(self) -> dict[str, object | None]:
+        """Return core's own observers by name; beside other lineages, each hears of its own."""
+        observers: dict[str, object | None] = {}
+        for one in self.lineages:
+            console = self._lineage_consoles.get(one.name, self.console)
+            mine = {"console": console, "report": one.history, "tracking": one.tracking}
+            for kind, observer in mine.items():
+                if observer is not None and len(self.lineages) > 1:
+                    observer = OfLineage(
+                        observer,
+                        one.name,
+                        config=one.parts.config,
+                        run_dir=str(one.directory.path),
+                    )
+                observers[f"{kind}-{one.name}" if one.name else kind] = observer
+        return observers
+
     async def _work_and_wind_down(
         self, signals: AsyncIterable[signal.Signals], duration_s: float | None
     ) -> None:
@@ -212,10 +238,13 @@ class Run:
                 try:
                     await self._start_engine()
                     self._polling_task.start(tasks, self._poll)
-                    self._swapping_task.start(tasks, self.swapping.run)
-                    tasks.start_soon(self.operator.run, self.directory.path)
-                    if self.learner is not None:
-                        tasks.start_soon(self.learner.run)
+                    await self.turns.begin()
+                    for one in self.lineages:
+                        one.swapping_task.start(tasks, one.swapping.run)
+                        tasks.start_soon(one.operator.run, one.directory.path)
+                        if one.learner is not None:
+                            tasks.start_soon(one.learner.run)
+                    tasks.start_soon(self.turns.run)
                     try:
                         await self._serve(duration_s)
                     except BackendError as error:
@@ -236,22 +265,28 @@ class Run:
                 self.console.phase("stopping; once more to stop at once")
                 self.outcome.interrupted = True
                 work.cancel()
-            elif self.learner is not None:
-                self.learner.kill()
+                continue
+            for one in self.lineages:
+                if one.learner is not None:
+                    one.learner.kill()
 
     async def _start_engine(self) -> None:
         self.console.phase("starting the engine")
-        plan = build.plan_serving(self.parts, self.directory, initial=self.lineage.live)
+        others = tuple(
+            plan_lineage(one.parts, one.directory, self.parts.config, initial=one.found.live)
+            for one in self.lineages[1:]
+        )
+        plan = build.plan_serving(
+            self.parts, self.directory, initial=self.default.found.live, lineages=others
+        )
         await self.parts.backend.start(plan)
         self.outcome.served = True
         self.parts.plugins.notify(
             "aurora_run_started", config=self.parts.config, run_dir=str(self.directory.path)
         )
         self.console.phase(f"serving at {self.parts.backend.url}")
-        if self.lineage.challenger is not None:
-            self.swapping.publish(self.lineage.challenger)
-        if self.lineage.newest_version:
-            await self._on_change()  # what was found may differ from what was written down
+        for one in self.lineages:
+            await one.begin_serving()
 
     async def _serve(self, duration_s: float | None) -> None:
         """Return when the traffic, the requests or the time are over."""
@@ -273,13 +308,12 @@ class Run:
     async def _stop_learning(self) -> None:
         """Leave the machine to the engine; versions that still come are not judged any more."""
         self.outcome.is_ending = True
-        if self.learner is not None:
-            if self.learner.pid is not None:
-                self.console.phase("stopping the learner")
-            await self.learner.stop()
-        await self._swapping_task.end()
+        async with anyio.create_task_group() as stopping:
+            for one in self.lineages:
+                stopping.start_soon(one.stop_learning, self.console.phase)
         if self.outcome.served:
-            await self.swapping.trials.stop()
+            for one in self.lineages:
+                await one.swapping.trials.stop()
 
     async def _wind_down(self) -> None:
         """End everything that may be running, whatever state it is in."""
@@ -291,14 +325,16 @@ class Run:
                 await self.requests_log.poll()
             except BackendError as error:
                 self.console.note(f"the last requests are not known: {error}")
-        await self.bookkeeping.retry()
+        for one in self.lineages:
+            await one.bookkeeping.retry()
         await self.parts.backend.stop()
 
     def _on_requests(self, requests: list[RequestStats]) -> None:
         """Take in finished requests; those of the final measurement are not traffic."""
         if self.outcome.measuring:
             return
-        self.evidence.observe(requests)
+        for one in self.lineages:
+            one.evidence.observe(one.own(requests))
         self.parts.plugins.notify("aurora_requests_finished", requests=requests)
         wanted = self._wanted_requests
         if wanted is not None and self.requests_log.record.num_finished >= wanted:
@@ -306,24 +342,6 @@ class Run:
 
     async def _on_status(self, status: BackendStatus) -> None:
         """Once a second, after the requests: see that all agree on what is live."""
-        await self.swapping.reconcile(status)
-        await self.bookkeeping.retry()
-
-    async def _on_change(self) -> None:
-        """Remember which versions are in use, and tell the learner."""
-        swapping = self.swapping
-        await self.bookkeeping.remember(
-            swapping.live,
-            swapping.previous,
-            swapping.challenger,
-            on_trial=swapping.trials.draft,
-            pinned=swapping.pinned,
-            switched_off=swapping.is_switched_off,
-        )
-        if self.learner is not None:
-            await self.learner.tell_live(swapping.live.version if swapping.live else None)
-
-    async def _on_drift(self) -> None:
-        """Have the learner leave the past alone for a while."""
-        if self.learner is not None:
-            await self.learner.ask_for_fresh(self.parts.config.guard.fresh_s)
+        await self.default.on_status(status)
+        for one in self.lineages[1:]:
+            await one.on_status()

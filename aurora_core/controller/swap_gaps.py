@@ -33,17 +33,18 @@ class SwapGaps:
         """Of all the others."""
         self._clock = clock
         self._windows: deque[tuple[float, float]] = deque(maxlen=_KEPT_WINDOWS)
-        self._began: float | None = None
+        self._num_open = 0
 
     @contextlib.contextmanager
     def window(self) -> Iterator[None]:
         """Mark the time of one swap, from asking the engine to its answer."""
-        self._began = self._clock()
+        began = self._clock()
+        self._num_open += 1  # lineages may swap at the same time
         try:
             yield
         finally:
-            self._windows.append((self._began, self._clock()))
-            self._began = None
+            self._num_open -= 1
+            self._windows.append((began, self._clock()))
 
     def answered(self, *, longest_gap_s: float | None, latency_s: float | None) -> None:
         """Take in an answer that was complete just now.
@@ -55,5 +56,5 @@ class SwapGaps:
         if longest_gap_s is None or latency_s is None:
             return
         sent = self._clock() - latency_s
-        at_swap = self._began is not None or any(end >= sent for _, end in self._windows)
+        at_swap = self._num_open > 0 or any(end >= sent for _, end in self._windows)
         (self.at_swaps if at_swap else self.elsewhere).append(1000 * longest_gap_s)

@@ -12,7 +12,7 @@ import time
 
 from pydantic import ValidationError
 
-from aurora_core.learner.protocol import Event, Fresh, Live, event_line, read_command
+from aurora_core.learner.protocol import Event, Fresh, Live, Turn, event_line, read_command
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ class Control:
         """Whether the learner is to finish its step and end."""
         self.live_version = live_version
         """Version that the engine drafts with; None for none."""
+        self.has_turn = True
+        """Whether to train now; otherwise the machine is another learner's for a while."""
         self._fresh_until = 0.0
 
     @property
@@ -85,6 +87,8 @@ class Control:
                 self.live_version = version
             case Fresh(seconds=seconds):
                 self.prefer_fresh(seconds)
+            case Turn(granted=granted):
+                self.has_turn = granted
             case _:
                 self.stop()
 

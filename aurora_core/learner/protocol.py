@@ -1,7 +1,7 @@
 """What controller and learner say to each other: one JSON object a line, over stdin and stdout.
 
     controller                                   learner
-        | -- live, fresh, stop ----- stdin -------> |   end of file: the controller is gone
+        | -- live, fresh, turn, stop  stdin -------> |   end of file: the controller is gone
         | <-- started, progress, ... stdout ------- |   nothing but events
         |                            stderr ------> log
 
@@ -85,13 +85,21 @@ class Fresh:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Whether to train now; otherwise another lineage's learner has the machine."""
+
+    command: Literal["turn"] = "turn"
+    granted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """Finish the step, write a checkpoint and exit."""
 
     command: Literal["stop"] = "stop"
 
 
-Command = Annotated[Live | Fresh | Stop, Field(discriminator="command")]
+Command = Annotated[Live | Fresh | Turn | Stop, Field(discriminator="command")]
 """From the controller to the learner."""
 
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)

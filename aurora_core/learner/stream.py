@@ -103,6 +103,9 @@ class TraceStream:
         """Return what each rank does next."""
         if self.control.is_stopping:
             return ["stop"] * self.num_ranks
+        if not self.control.has_turn:
+            self.control.rest(_POLL_S)
+            return ["rest"] * self.num_ranks
         num_new = reader.poll()
         if self.health.exceeded:
             self._pause()

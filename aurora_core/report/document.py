@@ -20,6 +20,8 @@ Figures that were not measured are null, never zero.
     swaps.stall_ms_*          time for which the decoding loop stood still, as the engine reported
     swaps.longest_gap_ms_*    longest pause between two chunks of an answer, P99 over the run's own
                               requests that were in flight at a swap, and over all the others
+    lineages                  each by itself where there are several, see `report.lineages`; the
+                              other figures of drafters and learner are the default lineage's then
     traces                    over both ends of the sink since the run began; at least what the
                               engine reported
     memory                    as the engine reported: the peak of samples once a second
@@ -35,6 +37,7 @@ from typing import Any
 from aurora_core.bench.measure import SpeedupReport
 from aurora_core.records import TargetSpec
 from aurora_core.report.history import FIRST_WINDOW_REQUESTS, History
+from aurora_core.report.lineages import LineageFacts, describe_lineages
 from aurora_core.report.packages import python_and_platform
 from aurora_core.traffic.lossless import Difference
 from aurora_core.wire import to_dict
@@ -115,6 +118,8 @@ class RunFacts:
     """Longest pause of each own request that was in flight at a swap."""
     gaps_ms_elsewhere: tuple[float, ...] = ()
     """The same for all other requests."""
+    lineages: tuple[LineageFacts, ...] = ()
+    """All lineages, the default one first; none where it is the only one."""
     num_dropped_records: int = 0
     """Lines of requests.jsonl and verdicts.jsonl that the disk did not take."""
 
@@ -196,6 +201,7 @@ def make_report(facts: RunFacts) -> dict[str, Any]:
                 for item in facts.measurements
             ],
         },
+        "lineages": describe_lineages(facts.lineages),
         "traces": {"kept": facts.traces_kept, "shed": facts.traces_shed},
         "records": {"dropped": facts.num_dropped_records},
         "learner": {

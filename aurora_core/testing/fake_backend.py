@@ -31,6 +31,8 @@ from pydantic import Field
 
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import Backend, Options, ServePlan
+from aurora_core.lineage_view import LineageView
+from aurora_core.lineages import choose_lineage, internal_name
 from aurora_core.records import (
     NO_DRAFTER,
     BackendStatus,
@@ -87,9 +89,9 @@ class FakeBackend(Backend):
         self._serving: asyncio.Task[None] | None = None
         self._plan: ServePlan | None = None
         self._url = ""
-        self._live: DraftVersion | None = None
-        self._noise: dict[int, float] = {}
-        self.routes: tuple[Route, ...] = ()
+        self._live_of: dict[str, DraftVersion | None] = {}
+        self._noise: dict[tuple[str, int], float] = {}
+        self._routes_of: dict[str, tuple[Route, ...]] = {}
         self._requests: list[RequestStats] = []
         self._running = 0
         self._failure = ""
@@ -105,6 +107,7 @@ class FakeBackend(Backend):
             verification_rules=frozenset({"greedy", "point_mass"}),
             num_resident_drafters=2,
             request_routing=True,
+            holds_lineages=True,
         )
 
     @property
@@ -115,7 +118,8 @@ class FakeBackend(Backend):
 
     async def start(self, plan: ServePlan) -> None:
         self._plan = self.started_with = plan
-        self._live = plan.initial_version
+        self._live_of = {"": plan.initial_version}
+        self._live_of |= {one.rule.name: one.initial_version for one in plan.lineages}
         self._failure = ""
         config = uvicorn.Config(
             openai_application(self),
@@ -137,14 +141,17 @@ class FakeBackend(Backend):
         while not self._server.started:
             await asyncio.sleep(0.005)
 
-    async def swap(self, version: DraftVersion | None) -> SwapReceipt:
+    def lineage(self, name: str) -> Backend:
+        return LineageView(self, name)
+
+    async def swap(self, version: DraftVersion | None, *, lineage: str = "") -> SwapReceipt:
         self._check_alive()
         self.num_swap_attempts += 1
         if self.num_swap_attempts in self.options.fail_swap_attempts:
             raise BackendError(f"the engine refused swap {self.num_swap_attempts}, as configured")
         if version is not None:
-            self._load(version)
-        self._live = version
+            self._load(version, lineage)
+        self._live_of[lineage] = version
         receipt = SwapReceipt(
             version=NO_DRAFTER if version is None else version.version,
             checksum="" if version is None else version.checksum,
@@ -154,14 +161,19 @@ class FakeBackend(Backend):
         self.receipts.append(receipt)
         return receipt
 
-    async def route(self, routes: Sequence[Route]) -> None:
+    async def route(self, routes: Sequence[Route], *, lineage: str = "") -> None:
         self._check_alive()
         for route in routes:
             if route.draft is not None:
-                self._load(route.draft)
-        self.routes = tuple(routes)
+                self._load(route.draft, lineage)
+        self._routes_of[lineage] = tuple(routes)
 
-    def _load(self, version: DraftVersion) -> None:
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """The default lineage's."""
+        return self._routes_of.get("", ())
+
+    def _load(self, version: DraftVersion, lineage: str) -> None:
         if version.version in self.options.fail_swaps_to:
             raise BackendError(f"the engine refused version {version.version}, as configured")
         weights = Path(version.path) / "model.safetensors"
@@ -175,13 +187,14 @@ class FakeBackend(Backend):
                 f"{version.checksum[:12]} but its weights have {found[:12]}"
             )
         if content.startswith(NOISE):
-            self._noise[version.version] = float(content.removeprefix(NOISE) or 0)
+            self._noise[lineage, version.version] = float(content.removeprefix(NOISE) or 0)
 
-    async def status(self) -> BackendStatus:
+    async def status(self, *, lineage: str = "") -> BackendStatus:
         self._check_alive()
+        live = self._live_of.get(lineage)
         return BackendStatus(
-            live_version=self.live_version,
-            checksum=self._live.checksum if self._live else "",
+            live_version=NO_DRAFTER if live is None else live.version,
+            checksum="" if live is None else live.checksum,
             num_running=self._running,
             num_waiting=0,
             memory_mib=64.0,
@@ -210,9 +223,22 @@ class FakeBackend(Backend):
             self._server.force_exit = self._server.should_exit = True
 
     @property
+    def _live(self) -> DraftVersion | None:
+        """What the default lineage serves."""
+        return self._live_of.get("")
+
+    @_live.setter
+    def _live(self, draft: DraftVersion | None) -> None:
+        self._live_of[""] = draft
+
+    @property
     def live_version(self) -> int:
-        """Number of the live version, `NO_DRAFTER` without one."""
-        return self._live.version if self._live else NO_DRAFTER
+        """Number of the default lineage's live version, `NO_DRAFTER` without one."""
+        return self._live_version("")
+
+    def _live_version(self, lineage: str) -> int:
+        live = self._live_of.get(lineage)
+        return NO_DRAFTER if live is None else live.version
 
     def _check_alive(self) -> None:
         if self._failure or self._serving is None:
@@ -224,8 +250,9 @@ class FakeBackend(Backend):
         while self._waits_for_swap():
             await asyncio.sleep(0.005)
         extension = body.get("aurora") or {}
-        drafter = extension.get("drafter") or self._routed(prompt)
-        named: dict[str | int, int] = {"live": self.live_version, "none": NO_DRAFTER}
+        lineage = self._lineage_of(extension, prompt)
+        drafter = extension.get("drafter") or self._routed(prompt, lineage)
+        named: dict[str | int, int] = {"live": self._live_version(lineage), "none": NO_DRAFTER}
         version = named[drafter] if drafter in named else int(drafter)
         wanted = 8 + _draw(prompt, "length") % self.options.max_answer_tokens
         limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
@@ -235,7 +262,7 @@ class FakeBackend(Backend):
         token_ids = [
             97 + _draw(prompt, f"{seed}/{index}") % 26 for index in range(min(wanted, limit))
         ]
-        accepted, num_steps = self._simulate_steps(prompt, version, len(token_ids))
+        accepted, num_steps = self._simulate_steps(prompt, lineage, version, len(token_ids))
         arrived = time.time()
         self._running += 1
         draft_ms = 0.0 if version == NO_DRAFTER else self.options.draft_ms
@@ -263,6 +290,7 @@ class FakeBackend(Backend):
             tenant=extension.get("tenant", ""),
             route=extension.get("route", ""),
             batch_size=1.0 + self._running,
+            lineage=lineage,
         )
         self._requests.append(stats)
         if self.options.drop_drafter_after_requests == len(self._requests):
@@ -271,10 +299,22 @@ class FakeBackend(Backend):
             asyncio.get_running_loop().call_later(0.05, self.die)
         return Answer(token_ids=token_ids, created=int(arrived), stats=stats)
 
-    def _routed(self, prompt: str) -> str | int:
+    def _lineage_of(self, extension: dict[str, Any], prompt: str) -> str:
+        assert self._plan is not None
+        named = internal_name(extension.get("lineage", ""), self._live_of)
+        if named:
+            return named
+        return choose_lineage(
+            [one.rule for one in self._plan.lineages],
+            tenant=extension.get("tenant", ""),
+            route=extension.get("route", ""),
+            request_key=hashlib.sha256(prompt.encode()).hexdigest()[:16],
+        )
+
+    def _routed(self, prompt: str, lineage: str) -> str | int:
         """Draw who answers a request that names no drafter: its own share, or the live one."""
         place = _draw(prompt, "route", str(len(self._requests))) % 10_000 / 10_000
-        for route in self.routes:
+        for route in self._routes_of.get(lineage, ()):
             place -= route.share
             if place < 0:
                 return "none" if route.draft is None else route.draft.version
@@ -285,11 +325,13 @@ class FakeBackend(Backend):
         wanted = [s for count, s in self.options.wait_for_swaps.items() if num_requests >= count]
         return self.num_swap_attempts < max(wanted, default=0)
 
-    def _simulate_steps(self, prompt: str, version: int, num_tokens: int) -> tuple[list[int], int]:
+    def _simulate_steps(
+        self, prompt: str, lineage: str, version: int, num_tokens: int
+    ) -> tuple[list[int], int]:
         assert self._plan is not None
         depth = self._plan.num_speculative_tokens
         rate = min(0.95, max(0.0, self.options.acceptance_per_version * (version + 1)))
-        rate = self._noise.get(version, rate)
+        rate = self._noise.get((lineage, version), rate)
         if version == NO_DRAFTER:
             rate = 0.0
         accepted, num_steps, done = [0] * depth, 0, 1  # the first token comes with the prompt

@@ -22,6 +22,7 @@ from aurora_core.learner.protocol import (
     Started,
     Stop,
     Stopped,
+    Turn,
     Waiting,
     event_line,
     read_command,
@@ -53,6 +54,7 @@ class FakeLearner:
         self._store = VersionStore(Path(plan.versions_dir))
         self._stop = threading.Event()
         self._live_version: int | None = None
+        self._has_turn = True
 
     def run(self) -> None:
         """Learn until stopped, and report everything."""
@@ -64,7 +66,7 @@ class FakeLearner:
         while not self._stop.is_set():
             if self._stop.wait(self._plan.learner.publish_every_s):
                 break
-            if last == -1 or newest < last:
+            if self._has_turn and (last == -1 or newest < last):
                 newest += 1
                 self._publish(newest)
         _say(Stopped(step=newest * STEPS_PER_VERSION))
@@ -74,6 +76,8 @@ class FakeLearner:
             match read_command(line):
                 case Live(version=version):
                     self._live_version = version
+                case Turn(granted=granted):
+                    self._has_turn = granted
                 case Stop():
                     break
         self._stop.set()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from aurora_backend_torch.capture import FeatureWindow, TraceRecorder
 from aurora_backend_torch.draft_tree import DraftTree
 from aurora_backend_torch.generation import GenerationRequest, StepOutput
+from aurora_backend_torch.held_lineage import HeldLineage
 from aurora_backend_torch.kv_cache import KVCache
 from aurora_core.interfaces import Proposal
 from aurora_core.records import NO_DRAFTER, RequestStats
@@ -26,6 +27,7 @@ class ActiveRequest:
     window: FeatureWindow
     recorder: TraceRecorder | None
     """None when no trace is written."""
+    lineage: HeldLineage
     token_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     """Rows of the target in the cache; the prompt is being prefilled while below its length."""
@@ -107,4 +109,5 @@ class ActiveRequest:
             tenant=self.request.tenant,
             route=self.request.route,
             batch_size=self.batch_sizes / self.num_steps if self.num_steps else 1.0,
+            lineage=self.request.lineage,
         )

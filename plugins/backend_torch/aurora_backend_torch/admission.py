@@ -14,6 +14,7 @@ from aurora_backend_torch.api_errors import ApiError
 from aurora_backend_torch.generation import GenerationRequest
 from aurora_backend_torch.generation_service import ChoicePlan
 from aurora_backend_torch.tokenizer import PromptError
+from aurora_core.lineages import choose_lineage, internal_name, shown_name
 from aurora_core.records import Sampling
 
 if TYPE_CHECKING:
@@ -53,12 +54,18 @@ class Origin:
     tenant: str
     route: str
     record: bool
+    lineage: str = ""
+    """As the request names it; empty if it names none."""
 
 
 def read_origin(headers: Mapping[str, str], body: CompletionBody | ChatBody) -> Origin:
-    """Combine headers and body: the body names tenant and route, either can opt out."""
+    """Combine headers and body: the body's tenant, route and lineage count; either can opt out."""
     labels = {}
-    for label, in_body in (("tenant", body.aurora.tenant), ("route", body.aurora.route)):
+    for label, in_body in (
+        ("tenant", body.aurora.tenant),
+        ("route", body.aurora.route),
+        ("lineage", body.aurora.lineage),
+    ):
         header = f"X-Aurora-{label.capitalize()}"
         value = headers.get(header, "") if in_body is None else in_body
         if len(value) > _MAX_LABEL_LENGTH:
@@ -69,7 +76,12 @@ def read_origin(headers: Mapping[str, str], body: CompletionBody | ChatBody) -> 
     record = headers.get("X-Aurora-Record", "1")
     if record not in ("0", "1"):
         raise ApiError(400, f"X-Aurora-Record must be 0 or 1, not {record[:20]!r}")
-    return Origin(labels["tenant"], labels["route"], body.aurora.record and record == "1")
+    return Origin(
+        labels["tenant"],
+        labels["route"],
+        body.aurora.record and record == "1",
+        labels["lineage"],
+    )
 
 
 def check_model(service: GenerationService, model: str | None) -> None:
@@ -171,6 +183,7 @@ def plan_choices(
     for prompt in prompts:
         max_tokens = _fit(service, prompt, body, param)
         request_key = hashlib.sha256(array("q", prompt).tobytes()).hexdigest()[:16]
+        lineage = _lineage(service, origin, request_key)
         for index in range(body.num_choices):
             request_id = uuid.uuid4().hex
             request = GenerationRequest(
@@ -180,12 +193,13 @@ def plan_choices(
                 sampling=_sampling(body, index),
                 stop_token_ids=stop_token_ids,
                 num_logprobs=body.num_logprobs,
-                drafter=_drafter(service, body, request_id),
+                drafter=_drafter(service, body, request_id, lineage),
                 record=origin.record,
                 request_key=request_key,
                 tenant=origin.tenant,
                 route=origin.route,
                 arrived=arrived,
+                lineage=lineage,
             )
             plans.append(
                 ChoicePlan(
@@ -197,14 +211,34 @@ def plan_choices(
     return plans
 
 
+def _lineage(service: GenerationService, origin: Origin, request_key: str) -> str:
+    """Return the lineage that a request names, or the one that the rules give it."""
+    if not origin.lineage:
+        return choose_lineage(
+            service.engine.lineage_rules,
+            tenant=origin.tenant,
+            route=origin.route,
+            request_key=request_key,
+        )
+    named = internal_name(origin.lineage, service.routing)
+    if named is None:
+        known = ", ".join(map(repr, map(shown_name, service.routing)))
+        raise ApiError(
+            400,
+            f"aurora.lineage: there is no lineage {origin.lineage!r} here; there are {known}",
+            param="aurora.lineage",
+        )
+    return named
+
+
 def _drafter(
-    service: GenerationService, body: CompletionBody | ChatBody, request_id: str
+    service: GenerationService, body: CompletionBody | ChatBody, request_id: str, lineage: str
 ) -> Literal["live", "none"] | int:
     """Return the drafter that a request names, or the one that is drawn for it."""
     if "drafter" in body.aurora.model_fields_set:
         # Parsed as one of these, which the field's type cannot say.
         return body.aurora.drafter  # type: ignore[return-value]
-    return service.routing.choose(request_id)
+    return service.routing[lineage].choose(request_id)
 
 
 def _fit(

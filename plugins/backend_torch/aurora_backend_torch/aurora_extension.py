@@ -16,7 +16,7 @@ def describe_stats(stats: RequestStats) -> dict[str, Any]:
     """
     num_accepted = sum(stats.accepted_per_position)
     num_later = stats.num_output_tokens - 1
-    return {
+    described = {
         "request_id": stats.request_id,
         "num_steps": stats.num_steps,
         "num_speculative_steps": stats.num_speculative_steps,
@@ -29,3 +29,5 @@ def describe_stats(stats: RequestStats) -> dict[str, Any]:
         "decode_s": stats.decode_s,
         "otps": num_later / stats.decode_s if num_later > 0 and stats.decode_s > 0 else None,
     }
+    # A server without lineages says nothing about them.
+    return {**described, "lineage": stats.lineage} if stats.lineage else described

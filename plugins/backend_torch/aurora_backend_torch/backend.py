@@ -15,6 +15,7 @@ from aurora_backend_torch.engine_process import EngineProcess
 from aurora_backend_torch.launch import TOKEN_VARIABLE, EngineLaunch, write_launch
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import Backend, Options, ServePlan
+from aurora_core.lineage_view import LineageView
 from aurora_core.records import (
     BackendStatus,
     DraftVersion,
@@ -57,6 +58,7 @@ class TorchBackend(Backend):
             ),
             num_resident_drafters=self.options.num_resident_drafters,
             request_routing=True,
+            holds_lineages=True,
         )
 
     @property
@@ -92,7 +94,11 @@ class TorchBackend(Backend):
             trust_env=False,  # a proxy has no business between two processes of one machine
         )
 
-    async def swap(self, version: DraftVersion | None) -> SwapReceipt:
+    def lineage(self, name: str) -> Backend:
+        """Return the engine as one lineage sees it."""
+        return LineageView(self, name)
+
+    async def swap(self, version: DraftVersion | None, *, lineage: str = "") -> SwapReceipt:
         """Make a version live between two decoding steps, or switch speculation off.
 
         Raises:
@@ -101,6 +107,7 @@ class TorchBackend(Backend):
         body = {
             "version": None if version is None else version.version,
             "checksum": "" if version is None else version.checksum,
+            "lineage": lineage,
         }
         answer = await self._call("POST", "/aurora/swap", json=body, timeout=_SWAP_TIMEOUT_S)
         receipt = from_dict(SwapReceipt, answer)
@@ -111,7 +118,7 @@ class TorchBackend(Backend):
             )
         return receipt
 
-    async def route(self, routes: Sequence[Route]) -> None:
+    async def route(self, routes: Sequence[Route], *, lineage: str = "") -> None:
         """Give shares of the requests to other drafters, or to none.
 
         Raises:
@@ -125,11 +132,17 @@ class TorchBackend(Backend):
             }
             for route in routes
         ]
-        await self._call("POST", "/aurora/routing", json={"routes": body}, timeout=_SWAP_TIMEOUT_S)
+        await self._call(
+            "POST",
+            "/aurora/routing",
+            json={"routes": body, "lineage": lineage},
+            timeout=_SWAP_TIMEOUT_S,
+        )
 
-    async def status(self) -> BackendStatus:
-        """Return the live version, its checksum and the load, read from the engine."""
-        return from_dict(BackendStatus, await self._call("GET", "/aurora/status"))
+    async def status(self, *, lineage: str = "") -> BackendStatus:
+        """Return a lineage's live version and its checksum, and the load, read from the engine."""
+        answer = await self._call("GET", "/aurora/status", params={"lineage": lineage})
+        return from_dict(BackendStatus, answer)
 
     async def finished(self, after: int) -> list[RequestStats]:
         """Return requests that finished with `sequence > after`, oldest first."""

@@ -8,13 +8,14 @@ import torch
 
 from aurora_backend_torch.config import TorchBackendOptions
 from aurora_backend_torch.engine import Engine
+from aurora_backend_torch.held_lineage import HeldLineage
 from aurora_backend_torch.model import TargetModel
 from aurora_backend_torch.residents import Residents
 from aurora_core import kernels
 from aurora_core.components import build_component
 from aurora_core.config import ComponentSection
 from aurora_core.errors import BackendError
-from aurora_core.interfaces import ServePlan
+from aurora_core.interfaces import LineagePlan, ServePlan, TraceWriter
 from aurora_core.plugins import Plugins
 from aurora_core.target.weights import TargetWeights
 
@@ -35,37 +36,68 @@ def build_engine(plan: ServePlan, options: TorchBackendOptions) -> Engine:
     max_context = min(options.max_context or limit, limit)
     plugins = Plugins()
     plugins.load(plan.plugins)
+    plans = {"": plan, **{one.rule.name: one for one in plan.lineages}}
+    drafters = {
+        name: _residents(one, plan, plugins, weights, options, dtype=dtype, device=device)
+        for name, one in plans.items()
+    }
+    model = TargetModel(
+        weights,
+        dtype=dtype,
+        device=device,
+        max_context=max_context + max(one.num_speculative_tokens for one in plans.values()) + 2,
+    )
+    model.warm_up()
+    lineages = {
+        name: HeldLineage(
+            residents=drafters[name],
+            writer=_writer(one, plugins),
+            needs=one.needs,
+            num_speculative_tokens=one.num_speculative_tokens,
+        )
+        for name, one in plans.items()
+    }
+    return Engine(plan, options, model, lineages, max_context=max_context)
+
+
+def _residents(
+    lineage: ServePlan | LineagePlan,
+    plan: ServePlan,
+    plugins: Plugins,
+    weights: TargetWeights,
+    options: TorchBackendOptions,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Residents:
+    """Return the drafters of one lineage, the initial one loaded and live."""
     speculator = build_component(
         plugins,
         "speculators",
-        ComponentSection(name=plan.speculator, **plan.speculator_options),
+        ComponentSection(name=lineage.speculator, **lineage.speculator_options),
         target=plan.target,
     )
     residents = Residents(
         speculator,
         weights,
-        versions_dir=Path(plan.versions_dir),
+        versions_dir=Path(lineage.versions_dir),
         capacity=options.num_resident_drafters,
         dtype=dtype,
         device=device,
     )
     if not speculator.trainable:
         residents.make_untrained()
-    elif plan.initial_version is not None:
-        residents.load(plan.initial_version.version, plan.initial_version.checksum)
-        residents.activate(plan.initial_version.version, set())
-    model = TargetModel(
-        weights,
-        dtype=dtype,
-        device=device,
-        max_context=max_context + plan.num_speculative_tokens + 2,
-    )
-    model.warm_up()
-    writer = None
-    if plan.sink is not None:
-        section = ComponentSection(name=plan.sink, **plan.sink_options)
-        writer = build_component(plugins, "trace_sinks", section).open_writer()
-    return Engine(plan, options, model, residents, writer, max_context=max_context)
+    elif lineage.initial_version is not None:
+        residents.load(lineage.initial_version.version, lineage.initial_version.checksum)
+        residents.activate(lineage.initial_version.version, set())
+    return residents
+
+
+def _writer(lineage: ServePlan | LineagePlan, plugins: Plugins) -> TraceWriter | None:
+    if lineage.sink is None:
+        return None
+    section = ComponentSection(name=lineage.sink, **lineage.sink_options)
+    return build_component(plugins, "trace_sinks", section).open_writer()
 
 
 def _device(name: str) -> torch.device:

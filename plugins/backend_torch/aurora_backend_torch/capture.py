@@ -120,7 +120,8 @@ class TraceRecorder:
         needs: Needs,
     ) -> Trace:
         """Return the finished trace."""
-        names = self.features[0].keys() if self.features else ()
+        captured = self.features[0] if self.features else {}
+        names = [name for name in captured if name in needs.features]
         return Trace(
             trace_id=request.request_id,
             request_key=request.request_key,

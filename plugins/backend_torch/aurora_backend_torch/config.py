@@ -54,7 +54,7 @@ class TorchBackendOptions(Options):
     """Seconds from arrival after which a request is ended with 504."""
 
     num_resident_drafters: int = Field(default=4, ge=1)
-    """Drafters that may be loaded side by side, the live one included."""
+    """Drafters of one lineage that may be loaded side by side, the live one included."""
 
     start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds the controller waits for the engine to answer."""

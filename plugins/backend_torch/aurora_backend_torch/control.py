@@ -34,6 +34,8 @@ class VersionBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     version: int = Field(ge=1)
+    lineage: str = Field(default="", max_length=64)
+    """Whose version it is; empty for the default lineage."""
 
 
 class SwapBody(BaseModel):
@@ -44,12 +46,18 @@ class SwapBody(BaseModel):
     version: int | None = Field(ge=1)
     checksum: str = Field(default="", max_length=64)
     """sha256 of the version's model.safetensors; empty with version None."""
+    lineage: str = Field(default="", max_length=64)
+    """Whose requests it is for; empty for the default lineage."""
 
 
-def read_status(service: GenerationService) -> BackendStatus:
-    """Return the engine's status with this process's resident memory."""
+def read_status(service: GenerationService, lineage: str = "") -> BackendStatus:
+    """Return the status of a lineage with this process's resident memory.
+
+    Raises:
+        BackendError: there is no such lineage.
+    """
     memory_mib = psutil.Process().memory_info().rss / 2**20
-    status: BackendStatus = service.engine.status()
+    status: BackendStatus = service.engine.status(lineage=lineage)
     return replace(status, memory_mib=memory_mib)
 
 
@@ -87,9 +95,12 @@ def control_routes(service: GenerationService, token: str, stop: Callable[[], No
                 raise ApiError(409, str(error), code="refused") from error
 
     @router.get("/status")
-    async def status() -> dict[str, Any]:
-        """Return the live version and the load."""
-        return to_dict(read_status(service))
+    async def status(lineage: str = "") -> dict[str, Any]:
+        """Return the live version of a lineage, and the load."""
+        try:
+            return to_dict(read_status(service, lineage))
+        except AuroraError as error:
+            raise ApiError(404, str(error), param="lineage") from error
 
     @router.get("/requests")
     async def requests(after: int = -1) -> list[dict[str, Any]]:
@@ -102,14 +113,17 @@ def control_routes(service: GenerationService, token: str, stop: Callable[[], No
         if body.version is not None and not body.checksum:
             raise ApiError(400, "checksum is required with a version", param="checksum")
         try:
-            receipt = await change(lambda: service.engine.swap(body.version, body.checksum))
+            receipt = await change(
+                lambda: service.engine.swap(body.version, body.checksum, lineage=body.lineage)
+            )
         except ApiError:
             service.metrics.swap_refused()
             raise
         service.metrics.swapped(receipt)
         logger.info(
-            "version %s is live; loading took %.1f ms, decoding waited %.2f ms",
+            "version %s is live%s; loading took %.1f ms, decoding waited %.2f ms",
             receipt.version,
+            f" in lineage {body.lineage}" if body.lineage else "",
             receipt.load_ms,
             receipt.stall_ms,
         )
@@ -118,19 +132,22 @@ def control_routes(service: GenerationService, token: str, stop: Callable[[], No
     @router.post("/drafters")
     async def load_resident(body: VersionBody) -> dict[str, Any]:
         """Load a drafter beside the live one."""
-        await change(lambda: service.engine.load_resident(body.version))
+        await change(lambda: service.engine.load_resident(body.version, lineage=body.lineage))
         return {"version": body.version, "resident": True}
 
     @router.delete("/drafters/{version}")
-    async def unload_resident(version: int) -> dict[str, Any]:
+    async def unload_resident(version: int, lineage: str = "") -> dict[str, Any]:
         """Drop a drafter that is not live."""
-        await change(lambda: service.engine.unload_resident(version))
+        await change(lambda: service.engine.unload_resident(version, lineage=lineage))
         return {"version": version, "resident": False}
 
     @router.post("/routing")
     async def route(body: RoutingBody) -> dict[str, Any]:
         """Give shares of the requests that name no drafter to resident drafters, or to none."""
-        await change(lambda: service.routing.set(body.routes))
+        routing = service.routing.get(body.lineage)
+        if routing is None:
+            raise ApiError(404, f"there is no lineage {body.lineage!r} here", param="lineage")
+        await change(lambda: routing.set(body.routes))
         return body.model_dump()
 
     @router.post("/shutdown", status_code=202)

@@ -9,7 +9,6 @@ import torch
 
 from aurora_backend_torch.active_request import ActiveRequest
 from aurora_backend_torch.draft_tree import DraftTree
-from aurora_backend_torch.residents import Residents
 from aurora_backend_torch.verification import DRAFT_STREAM, uniforms
 from aurora_core.interfaces import DraftRequest, Proposal
 from aurora_core.records import NO_DRAFTER
@@ -28,32 +27,27 @@ class Drafting:
 
     def __init__(
         self,
-        residents: Residents,
         *,
         vocab_size: int,
-        num_speculative_tokens: int,
         max_draft_nodes: int,
         max_verification_rows: int | None,
         sample_drafts: bool,
     ) -> None:
         """
         Args:
-            residents: the drafters.
             vocab_size: of the target.
-            num_speculative_tokens: depth of a proposal, at most.
             max_draft_nodes: draft tokens of one request, over all branches, at most.
             max_verification_rows: rows of one pass that verify drafts, over all requests; None is
                 no limit.
             sample_drafts: whether drafters may sample where the request does.
         """
-        self._residents, self._vocab_size = residents, vocab_size
-        self._depth, self._max_nodes = num_speculative_tokens, max_draft_nodes
+        self._vocab_size, self._max_nodes = vocab_size, max_draft_nodes
         self._max_verification_rows = max_verification_rows
         self._sample_drafts = sample_drafts
 
     def draft(self, decoding: Sequence[ActiveRequest]) -> None:
         """Set the proposal, its tree and its version of each request."""
-        by_version: dict[int, list[ActiveRequest]] = {}
+        by_drafter: dict[tuple[str, int], list[ActiveRequest]] = {}
         refills = 0
         max_nodes = self._max_nodes
         if self._max_verification_rows is not None and decoding:
@@ -67,19 +61,22 @@ class Drafting:
                 if refills == REFILLS_PER_STEP:
                     continue
                 refills += 1
-            by_version.setdefault(version, []).append(active)
-        for version, requests in by_version.items():
+            by_drafter.setdefault((active.request.lineage, version), []).append(active)
+        for (_, version), requests in by_drafter.items():
             self._propose(version, requests, max_nodes)
 
     def _version_for(self, active: ActiveRequest) -> int:
         chosen = active.request.drafter
         if chosen == "none":
             return NO_DRAFTER
-        version = self._residents.live_version if chosen == "live" else chosen
-        return version if self._residents.get(version) is not None else NO_DRAFTER
+        residents = active.lineage.residents
+        version = residents.live_version if chosen == "live" else chosen
+        return version if residents.get(version) is not None else NO_DRAFTER
 
     def _propose(self, version: int, requests: Sequence[ActiveRequest], max_nodes: int) -> None:
-        drafter = self._residents.get(version)
+        """Ask one drafter for all its requests, which are of one lineage."""
+        residents = requests[0].lineage.residents
+        drafter = residents.get(version)
         if drafter is None:
             return
         asked = [self._draft_request(active, version, max_nodes) for active in requests]
@@ -91,7 +88,7 @@ class Drafting:
             ]
         except Exception:
             logger.exception("drafter version %d failed; serving goes on without it", version)
-            self._residents.drop_broken(version)
+            residents.drop_broken(version)
             return
         for active, proposal, tree in zip(requests, proposals, trees, strict=True):
             active.num_drafted_rows = len(active.token_ids) - 1
@@ -127,13 +124,13 @@ class Drafting:
     def _draft_request(self, active: ActiveRequest, version: int, max_nodes: int) -> DraftRequest:
         root = len(active.token_ids) - 1
         if active.draft_version != version:
-            if (old := self._residents.get(active.draft_version)) is not None:
+            if (old := active.lineage.residents.get(active.draft_version)) is not None:
                 old.forget(active.request.request_id)
             active.draft_version = version
             # A request's first step reads its whole prompt; a running one only a window.
             active.num_drafted_rows = max(root - REFILL_ROWS, 0) if active.num_steps else 0
         start, features = active.window.since(active.num_drafted_rows)
-        depth = min(self._depth, max_nodes, active.num_left - 1)
+        depth = min(active.lineage.num_speculative_tokens, max_nodes, active.num_left - 1)
         sampling = active.request.sampling
         samples = self._sample_drafts and sampling.temperature > 0
         return DraftRequest(

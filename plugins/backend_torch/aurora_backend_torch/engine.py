@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -25,11 +25,12 @@ from aurora_backend_torch.capture import FeatureWindow, TraceRecorder
 from aurora_backend_torch.config import TorchBackendOptions
 from aurora_backend_torch.drafting import Drafting
 from aurora_backend_torch.generation import GenerationRequest, QueueFull, StepOutput
+from aurora_backend_torch.held_lineage import HeldLineage
 from aurora_backend_torch.model import TargetModel
-from aurora_backend_torch.residents import Residents
 from aurora_backend_torch.stepping import Stepper, StepResult
 from aurora_core.errors import BackendError
-from aurora_core.interfaces import ServePlan, TraceWriter
+from aurora_core.interfaces import ServePlan
+from aurora_core.lineages import shown_name, union_of_needs
 from aurora_core.records import NO_DRAFTER, BackendStatus, RequestStats, SwapReceipt
 
 logger = logging.getLogger(__name__)
@@ -47,8 +48,7 @@ class Engine:
         plan: ServePlan,
         options: TorchBackendOptions,
         model: TargetModel,
-        residents: Residents,
-        writer: TraceWriter | None,
+        lineages: Mapping[str, HeldLineage],
         *,
         max_context: int,
     ) -> None:
@@ -58,23 +58,26 @@ class Engine:
             plan: what the controller asks for.
             options: of this backend.
             model: the target.
-            residents: the drafters.
-            writer: where traces go; None records nothing.
+            lineages: the drafters by the name of their lineage, the default one, whose name is
+                empty, among them.
             max_context: prompt and output tokens of a request, at most.
         """
         self.target = plan.target
         self.max_context = max_context
-        self._plan, self._options, self._model = plan, options, model
-        self._residents, self._writer = residents, writer
+        self.lineage_rules = tuple(one.rule for one in plan.lineages)
+        """Which requests belong to which lineage but the default one."""
+        self._options, self._model = options, model
+        self._lineages = dict(lineages)
+        self._residents = lineages[""].residents
+        self._depth = max(one.num_speculative_tokens for one in lineages.values())
         drafting = Drafting(
-            residents,
             vocab_size=model.vocab_size,
-            num_speculative_tokens=plan.num_speculative_tokens,
             max_draft_nodes=options.max_draft_nodes,
             max_verification_rows=options.resolved_verification_rows(model.device.type),
             sample_drafts=options.sample_drafts,
         )
-        self._stepper = Stepper(model, drafting, plan.needs, max_prefill_rows=_PREFILL_ROWS)
+        needs = union_of_needs((name, one.needs) for name, one in lineages.items())
+        self._stepper = Stepper(model, drafting, needs, max_prefill_rows=_PREFILL_ROWS)
         self._random = random.Random(plan.seed)
         self._changed = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
@@ -88,7 +91,7 @@ class Engine:
 
     @property
     def live_version(self) -> int:
-        """Draft version that new requests get; `NO_DRAFTER` for none."""
+        """Draft version that new requests of the default lineage get; `NO_DRAFTER` for none."""
         return self._residents.live_version
 
     @property
@@ -107,7 +110,8 @@ class Engine:
             QueueFull: `max_waiting_requests` are waiting.
             BackendError: the drafter asked for is not resident, or the engine is stopping.
         """
-        if isinstance(request.drafter, int) and self._residents.get(request.drafter) is None:
+        residents = self._held(request.lineage).residents
+        if isinstance(request.drafter, int) and residents.get(request.drafter) is None:
             raise BackendError(f"drafter version {request.drafter} is not resident; load it first")
         with self._changed:
             if self._is_stopping:
@@ -134,23 +138,29 @@ class Engine:
         """
         self._post(lambda: self._end(request_id, reason, num_output_tokens))
 
-    def swap(self, version: int | None, checksum: str) -> SwapReceipt:
+    def swap(self, version: int | None, checksum: str, *, lineage: str = "") -> SwapReceipt:
         """Make a version live between two steps, or speculate no more. Blocks until it is so.
+
+        Args:
+            version: number within its lineage; None speculates no more.
+            checksum: sha256 of its weights.
+            lineage: whose requests it is for; the others' drafters stay.
 
         Raises:
             CheckpointError: the version cannot be loaded; the live one goes on.
-            BackendError: the engine is stopping.
+            BackendError: the engine is stopping, or there is no such lineage.
         """
+        residents = self._held(lineage).residents
         started = time.perf_counter()
-        found = "" if version is None else self._residents.load(version, checksum)
+        found = "" if version is None else residents.load(version, checksum)
         loaded = time.perf_counter()
         new = NO_DRAFTER if version is None else version
         stall: list[float] = []
 
         def activate() -> None:
             before = time.perf_counter()
-            in_use = {active.draft_version for active in self._running}
-            self._residents.activate(new, in_use)
+            mine = [active for active in self._running if active.request.lineage == lineage]
+            residents.activate(new, {active.draft_version for active in mine})
             stall.append((time.perf_counter() - before) * 1e3)
 
         self._call(activate)
@@ -161,29 +171,34 @@ class Engine:
             stall_ms=stall[0],
         )
 
-    def is_resident(self, version: int) -> bool:
-        """Return whether requests may name a version."""
-        return self._residents.get(version) is not None
+    def is_resident(self, version: int, *, lineage: str = "") -> bool:
+        """Return whether requests of a lineage may name a version."""
+        return self._held(lineage).residents.get(version) is not None
 
-    def load_resident(self, version: int, checksum: str | None = None) -> None:
+    def load_resident(
+        self, version: int, checksum: str | None = None, *, lineage: str = ""
+    ) -> None:
         """Load a version beside the live one, for requests that name it.
 
         Raises:
             CheckpointError, BackendError: as `Residents.load` and `Residents.reserve`.
         """
-        self._residents.reserve(version)
-        self._residents.load(version, checksum)
+        residents = self._held(lineage).residents
+        residents.reserve(version)
+        residents.load(version, checksum)
 
-    def unload_resident(self, version: int) -> None:
+    def unload_resident(self, version: int, *, lineage: str = "") -> None:
         """Let go of a version that is not live; requests that use it go on without a drafter."""
-        self._call(lambda: self._residents.unload(version))
+        residents = self._held(lineage).residents
+        self._call(lambda: residents.unload(version))
 
-    def status(self) -> BackendStatus:
-        """Return version, load and trace counts."""
-        stats = self._writer.stats() if self._writer else None
+    def status(self, *, lineage: str = "") -> BackendStatus:
+        """Return version and trace counts of a lineage, and the load of the whole engine."""
+        held = self._held(lineage)
+        stats = held.writer.stats() if held.writer else None
         return BackendStatus(
-            live_version=self.live_version,
-            checksum=self._residents.live_checksum,
+            live_version=held.residents.live_version,
+            checksum=held.residents.live_checksum,
             num_running=len(self._running),
             num_waiting=len(self._waiting),
             memory_mib=0.0,
@@ -202,8 +217,16 @@ class Engine:
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join()
-        if self._writer is not None:
-            self._writer.close()
+        for held in self._lineages.values():
+            if held.writer is not None:
+                held.writer.close()
+
+    def _held(self, lineage: str) -> HeldLineage:
+        held = self._lineages.get(lineage)
+        if held is None:
+            known = ", ".join(map(repr, map(shown_name, self._lineages)))
+            raise BackendError(f"there is no lineage {lineage!r} here; there are {known}")
+        return held
 
     def _post(self, command: Callable[[], None]) -> None:
         with self._changed:
@@ -258,8 +281,8 @@ class Engine:
                 sampling = replace(request.sampling, rule="rejection")
                 request = replace(request, sampling=sampling)
             room = min(len(request.prompt_token_ids) + request.max_tokens, self.max_context)
-            reserve = self._plan.num_speculative_tokens + self._options.max_draft_nodes + 2
-            is_read = self._writer is not None or self._residents.learn_by_observing
+            reserve = self._depth + self._options.max_draft_nodes + 2
+            lineage = self._lineages[request.lineage]
             seed = request.sampling.seed
             self._running.append(
                 ActiveRequest(
@@ -268,7 +291,8 @@ class Engine:
                     seed=self._random.getrandbits(63) if seed is None else seed % 2**63,
                     cache=self._model.new_cache(room + reserve),
                     window=FeatureWindow(),
-                    recorder=TraceRecorder() if is_read and request.record else None,
+                    recorder=TraceRecorder() if lineage.reads_traces and request.record else None,
+                    lineage=lineage,
                     token_ids=list(request.prompt_token_ids),
                 )
             )
@@ -330,7 +354,8 @@ class Engine:
 
     def _finish(self, active: ActiveRequest, reason: str, num: int | None) -> RequestStats:
         self._running.remove(active)
-        if (drafter := self._residents.get(active.draft_version)) is not None:
+        held = active.lineage
+        if (drafter := held.residents.get(active.draft_version)) is not None:
             drafter.forget(active.request.request_id)
         produced = active.num_output_tokens
         stats = active.stats(
@@ -345,11 +370,11 @@ class Engine:
                 token_ids=active.token_ids,
                 finish_reason=reason,
                 target=self.target,
-                needs=self._plan.needs,
+                needs=held.needs,
             )
-            if self._writer is not None:
-                self._writer.put(trace)
-            self._residents.observe(trace)
+            if held.writer is not None:
+                held.writer.put(trace)
+            held.residents.observe(trace)
         return stats
 
     def _abort_all(self) -> None:

@@ -42,6 +42,8 @@ class GenerationRequest:
     route: str
     arrived: float
     """Unix seconds."""
+    lineage: str = ""
+    """Whose drafters serve it; empty for the default lineage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

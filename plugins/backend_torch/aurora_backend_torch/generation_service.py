@@ -262,7 +262,11 @@ class GenerationService:
         relay: OutputRelay,
     ) -> None:
         self.engine = engine
-        self.routing = Routing(engine)
+        self.routing = {
+            name: Routing(engine, name)
+            for name in ("", *(rule.name for rule in engine.lineage_rules))
+        }
+        """By lineage; the default one's name is empty."""
         self.tokenizer = tokenizer
         self.options = options
         self.metrics = metrics

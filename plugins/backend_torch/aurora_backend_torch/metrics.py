@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from aurora_core.lineages import shown_name
 
 if TYPE_CHECKING:
     from aurora_core.records import BackendStatus, RequestStats, SwapReceipt
@@ -18,17 +20,33 @@ _LATENCY_BUCKETS = (
 _STALL_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
+_LINEAGE_COUNTERS = (
+    ("", "requests", "Finished sequences by lineage."),
+    ("num_output_tokens", "output_tokens", "Output tokens of finished requests by lineage."),
+    ("num_steps", "verification_steps", "Verification steps by lineage, plain ones included."),
+    ("num_drafted", "drafted_tokens", "Draft tokens proposed, by lineage."),
+    ("decode_s", "decode_seconds", "Seconds from first to last token, by lineage, summed up."),
+)
+"""Field of the statistics, or nothing for one each; metric; what it says. Metrics of their own, so
+that those without a label stay what they are."""
+
+
 class ServerMetrics:
     """Counts what the server did. Used from the event loop only."""
 
-    def __init__(self, read_status: Callable[[], BackendStatus]) -> None:
+    def __init__(
+        self,
+        read_status: Callable[[], BackendStatus],
+        lineages: Mapping[str, Callable[[], BackendStatus]] | None = None,
+    ) -> None:
         """Create the metrics in a registry of their own.
 
         Args:
             read_status: called at every scrape for the load and the live version.
+            lineages: the same for every lineage, by its name.
         """
         self._registry = CollectorRegistry()
-        self._registry.register(_StatusCollector(read_status))
+        self._registry.register(_StatusCollector(read_status, lineages or {}))
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=self._registry)
@@ -65,8 +83,20 @@ class ServerMetrics:
             _LATENCY_BUCKETS,
         )
 
+        self._of_lineage = {
+            field: counter(f"aurora_lineage_{name}", text, "lineage")
+            for field, name, text in _LINEAGE_COUNTERS
+        }
+        self._lineage_accepted = counter(
+            "aurora_lineage_accepted_tokens", "Draft tokens accepted, by lineage.", "lineage"
+        )
+
     def finished(self, stats: RequestStats) -> None:
         """Count a finished sequence."""
+        lineage = shown_name(stats.lineage)
+        for field, one in self._of_lineage.items():
+            one.labels(lineage).inc(getattr(stats, field) if field else 1)
+        self._lineage_accepted.labels(lineage).inc(sum(stats.accepted_per_position))
         self._requests.labels(stats.finish_reason).inc()
         self._prompt_tokens.inc(stats.num_prompt_tokens)
         self._output_tokens.inc(stats.num_output_tokens)
@@ -104,8 +134,12 @@ class ServerMetrics:
 class _StatusCollector(Collector):
     """Reads the engine's status when scraped."""
 
-    def __init__(self, read_status: Callable[[], BackendStatus]) -> None:
-        self._read_status = read_status
+    def __init__(
+        self,
+        read_status: Callable[[], BackendStatus],
+        lineages: Mapping[str, Callable[[], BackendStatus]],
+    ) -> None:
+        self._read_status, self._lineages = read_status, lineages
 
     def describe(self) -> list[Metric]:
         """Return nothing, so that registering does not ask the engine."""
@@ -121,6 +155,14 @@ class _StatusCollector(Collector):
             ("aurora_memory_bytes", "Resident memory.", status.memory_mib * 2**20),
         ):
             yield GaugeMetricFamily(name, text, value=value)
+        live = GaugeMetricFamily(
+            "aurora_lineage_live_version",
+            "Live draft version by lineage, -1 for none.",
+            labels=["lineage"],
+        )
+        for lineage, read in self._lineages.items():
+            live.add_metric([shown_name(lineage)], read().live_version)
+        yield live
         for name, text, value in (
             ("aurora_traces_kept", "Traces handed to the sink.", status.traces_kept),
             ("aurora_traces_shed", "Traces shed.", status.traces_shed),

@@ -61,6 +61,8 @@ class AuroraFields(Body):
     """False keeps this request out of the traces."""
     tenant: Annotated[str, Field(max_length=128)] | None = None
     route: Annotated[str, Field(max_length=128)] | None = None
+    lineage: Annotated[str, Field(max_length=128)] | None = None
+    """Whose drafters are to serve this request; else tenant, route and shares decide."""
 
 
 class StreamOptions(Body):

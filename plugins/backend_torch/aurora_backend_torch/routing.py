@@ -36,13 +36,20 @@ class RoutingBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     routes: list[RouteBody] = Field(max_length=8)
+    lineage: str = Field(default="", max_length=64)
+    """Whose requests are routed; empty for the default lineage."""
 
 
 class Routing:
-    """Draws which drafter answers a request. `set` and `choose` may run on different threads."""
+    """Draws which drafter of a lineage answers a request. Methods may run on several threads."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, lineage: str = "") -> None:
+        """
+        Args:
+            engine: holds the drafters.
+            lineage: whose requests are routed; empty for the default one.
+        """
+        self._engine, self._lineage = engine, lineage
         self._routes: tuple[RouteBody, ...] = ()
         self._loaded: set[int] = set()
 
@@ -55,17 +62,17 @@ class Routing:
         if sum(route.share for route in routes) > 1:
             raise BackendError("the shares of all routes add up to more than 1")
         wanted = {route.version for route in routes if route.version is not None}
-        live = self._engine.status().live_version
+        live = self._engine.status(lineage=self._lineage).live_version
         for route in routes:
-            if route.version is not None and not self._engine.is_resident(route.version):
-                self._engine.load_resident(route.version, route.checksum)
+            if route.version is not None and not self._is_resident(route.version):
+                self._engine.load_resident(route.version, route.checksum, lineage=self._lineage)
                 self._loaded.add(route.version)
         self._routes = tuple(routes)
         for version in self._loaded - wanted:
             self._loaded.discard(version)
             if version != live:
                 with contextlib.suppress(BackendError):  # the engine made room by itself
-                    self._engine.unload_resident(version)
+                    self._engine.unload_resident(version, lineage=self._lineage)
 
     def choose(self, request_id: str) -> Literal["live", "none"] | int:
         """Return who answers a request that names no drafter.
@@ -80,5 +87,8 @@ class Routing:
                 if route.version is None:
                     return "none"
                 # One that failed while drafting is gone, and a request must not fail for it.
-                return route.version if self._engine.is_resident(route.version) else "live"
+                return route.version if self._is_resident(route.version) else "live"
         return "live"
+
+    def _is_resident(self, version: int) -> bool:
+        return self._engine.is_resident(version, lineage=self._lineage)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -128,7 +129,13 @@ class HttpServer:
             engine=engine,
             tokenizer=tokenizer,
             options=options,
-            metrics=ServerMetrics(lambda: read_status(service)),
+            metrics=ServerMetrics(
+                lambda: read_status(service),
+                {
+                    name: partial(engine.status, lineage=name)
+                    for name in ("", *(rule.name for rule in engine.lineage_rules))
+                },
+            ),
             relay=OutputRelay(asyncio.get_running_loop()),
         )
         self.app = build_app(service, control_token=control_token, stop=self.stop)

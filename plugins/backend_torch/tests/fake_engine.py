@@ -15,6 +15,7 @@ from aurora_backend_torch.generation import (
     TokenLogprob,
 )
 from aurora_core.errors import BackendError, CheckpointError
+from aurora_core.lineages import LineageRule
 from aurora_core.records import (
     NO_DRAFTER,
     BackendStatus,
@@ -47,6 +48,7 @@ class FakeEngine:
         """
         self.target = target
         self.max_context = 256
+        self.lineage_rules: tuple[LineageRule, ...] = ()
         self.live_version = NO_DRAFTER
         self.reply = reply
         self.max_running, self.max_waiting = 2, 2
@@ -94,7 +96,7 @@ class FakeEngine:
                     entry.ending = (reason, num_output_tokens)
             self._changed.notify()
 
-    def swap(self, version: int | None, checksum: str) -> SwapReceipt:
+    def swap(self, version: int | None, checksum: str, *, lineage: str = "") -> SwapReceipt:
         if version is not None and checksum != GOOD_CHECKSUM:
             raise CheckpointError(f"version {version} has another checksum than it was given")
         self.live_version = NO_DRAFTER if version is None else version
@@ -105,22 +107,24 @@ class FakeEngine:
             stall_ms=0.5,
         )
 
-    def is_resident(self, version: int) -> bool:
+    def is_resident(self, version: int, *, lineage: str = "") -> bool:
         return version in self.resident
 
-    def load_resident(self, version: int, checksum: str | None = None) -> None:
+    def load_resident(
+        self, version: int, checksum: str | None = None, *, lineage: str = ""
+    ) -> None:
         if checksum and checksum != GOOD_CHECKSUM:
             raise CheckpointError(f"version {version} has another checksum than it was given")
         if len(self.resident) >= 2:
             raise BackendError("2 drafters are resident; unload one first")
         self.resident.add(version)
 
-    def unload_resident(self, version: int) -> None:
+    def unload_resident(self, version: int, *, lineage: str = "") -> None:
         if version not in self.resident:
             raise BackendError(f"version {version} is not resident")
         self.resident.remove(version)
 
-    def status(self) -> BackendStatus:
+    def status(self, *, lineage: str = "") -> BackendStatus:
         return BackendStatus(
             live_version=self.live_version,
             checksum="",
@@ -210,6 +214,7 @@ class FakeEngine:
             finish_reason=reason,
             tenant=request.tenant,
             route=request.route,
+            lineage=request.lineage,
         )
         self._finished.append(stats)
         output = self._output(entry, tokens)
