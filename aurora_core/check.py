@@ -10,6 +10,7 @@ import yaml
 from aurora_core.components import build_component, check_component, run_defaults
 from aurora_core.controller.build_lineages import check_holds_lineages
 from aurora_core.controller.run_directory import without_secrets
+from aurora_core.lineages import union_of_needs
 from aurora_core.negotiation import negotiate
 from aurora_core.registrations import KINDS, SECTIONS
 
@@ -82,28 +83,22 @@ def _check_target(config: RunConfig, plugins: Plugins) -> list[str]:
         f"# target {target.name}: {target.architecture}, {target.num_layers} layers, "
         f"hidden size {target.hidden_size}, vocabulary {target.vocab_size}, in {target.path}",
         "",
-        *(
-            line
-            for one in (config, *map(config.of_lineage, config.lineages))
-            for line in _negotiated_lines(one, plugins, target)
-        ),
+        *_negotiate_all(config, plugins, target),
     ]
 
 
-def _negotiated_lines(config: RunConfig, plugins: Plugins, target: TargetSpec) -> list[str]:
-    return [
-        f"# {config.speculator.name} on {config.backend.name}",
-        *(f"#{line}" for line in _negotiate(config, plugins, target).splitlines()),
-    ]
-
-
-def _negotiate(config: RunConfig, plugins: Plugins, target: TargetSpec) -> str:
-    speculator = build_component(plugins, "speculators", config.speculator, target=target)
+def _negotiate_all(config: RunConfig, plugins: Plugins, target: TargetSpec) -> list[str]:
+    """See that the backend has what every lineage needs, alone and together."""
     backend = build_component(plugins, "backends", config.backend)
-    agreement = negotiate(
-        speculator,
-        backend,
-        speculator_name=config.speculator.name,
-        backend_name=config.backend.name,
-    )
-    return agreement.table()
+    lines, needs = [], []
+    for name in ("", *config.lineages):
+        section = config.of_lineage(name).speculator
+        speculator = build_component(plugins, "speculators", section, target=target)
+        needs.append((name, speculator.needs))
+        agreement = negotiate(
+            speculator, backend, speculator_name=section.name, backend_name=config.backend.name
+        )
+        lines.append(f"# {section.name} on {config.backend.name}")
+        lines += [f"#{line}" for line in agreement.table().splitlines()]
+    union_of_needs(needs)
+    return lines

@@ -63,6 +63,11 @@ class FakeBackendOptions(Options):
         description="Requests -> attempted swaps before which no further one is answered; "
         "makes a run the same however fast its learner is.",
     )
+    wait_for_lineages: dict[int, tuple[str, ...]] = Field(
+        {},
+        description="Requests -> lineages that must have swapped before a further one is "
+        "answered; the default one's name is empty.",
+    )
     fail_swaps_to: tuple[int, ...] = Field((), description="Versions the engine refuses to load.")
     fail_swap_attempts: tuple[int, ...] = Field(
         (), description="Swaps that fail, counted from 1, whatever the version."
@@ -91,6 +96,7 @@ class FakeBackend(Backend):
         self._url = ""
         self._live_of: dict[str, DraftVersion | None] = {}
         self._noise: dict[tuple[str, int], float] = {}
+        self._swapped: set[str] = set()
         self._routes_of: dict[str, tuple[Route, ...]] = {}
         self._requests: list[RequestStats] = []
         self._running = 0
@@ -152,6 +158,7 @@ class FakeBackend(Backend):
         if version is not None:
             self._load(version, lineage)
         self._live_of[lineage] = version
+        self._swapped.add(lineage)
         receipt = SwapReceipt(
             version=NO_DRAFTER if version is None else version.version,
             checksum="" if version is None else version.checksum,
@@ -323,7 +330,15 @@ class FakeBackend(Backend):
     def _waits_for_swap(self) -> bool:
         num_requests = len(self._requests) + self._running
         wanted = [s for count, s in self.options.wait_for_swaps.items() if num_requests >= count]
-        return self.num_swap_attempts < max(wanted, default=0)
+        lineages = [
+            lineage
+            for count, names in self.options.wait_for_lineages.items()
+            for lineage in names
+            if num_requests >= count
+        ]
+        return self.num_swap_attempts < max(wanted, default=0) or not (
+            self._swapped.issuperset(lineages)
+        )
 
     def _simulate_steps(
         self, prompt: str, lineage: str, version: int, num_tokens: int

@@ -20,6 +20,7 @@ from aurora_backend_torch.generation import GenerationRequest
 from aurora_backend_torch.server import HttpServer, bind, url_of
 from aurora_backend_torch.tokenizer import TargetTokenizer
 from aurora_core.interfaces import ServePlan
+from aurora_core.lineages import LineageRule
 from aurora_core.records import Needs, TargetSpec
 from aurora_core.testing.tiny_target import make_tiny_target
 from aurora_core.testing.toy_run import install_toy
@@ -131,21 +132,26 @@ def served(
 ) -> Iterator[Served]:
     """A server of its own; parametrize indirectly with options to change some."""
     options = _options(**getattr(request, "param", {}))
-    with _serving(tiny_directory, tokenizer, options) as served:
+    with serving(tiny_directory, tokenizer, options) as served:
         yield served
 
 
 @pytest.fixture(scope="module")
 def served_once(tiny_directory: Path, tokenizer: TargetTokenizer) -> Iterator[Served]:
     """One server for tests that change nothing."""
-    with _serving(tiny_directory, tokenizer, _options()) as served:
+    with serving(tiny_directory, tokenizer, _options()) as served:
         yield served
 
 
 @contextlib.contextmanager
-def _serving(
-    directory: Path, tokenizer: TargetTokenizer, options: TorchBackendOptions
+def serving(
+    directory: Path,
+    tokenizer: TargetTokenizer,
+    options: TorchBackendOptions,
+    *,
+    rules: tuple[LineageRule, ...] = (),
 ) -> Iterator[Served]:
+    """Run a server over a fake engine, with lineages of some rules beside the default one."""
     target = TargetSpec(
         name=MODEL,
         path=str(directory),
@@ -162,6 +168,7 @@ def _serving(
         return [*request.prompt_token_ids, *tokenizer.eos_token_ids]
 
     engine = FakeEngine(target, parrot)
+    engine.lineage_rules = rules
     engine.start()
     sock = bind("127.0.0.1", 0)
     is_ready = threading.Event()

@@ -125,6 +125,8 @@ class FakeEngine:
         self.resident.remove(version)
 
     def status(self, *, lineage: str = "") -> BackendStatus:
+        if lineage not in ("", *(rule.name for rule in self.lineage_rules)):
+            raise BackendError(f"there is no lineage {lineage!r} here")
         return BackendStatus(
             live_version=self.live_version,
             checksum="",
