@@ -179,6 +179,8 @@ def _lineage_rows(lineages: Mapping[str, Any]) -> list[tuple[str, str]]:
         length, speed = one["acceptance_length"], one["otps"]
         figures = f"acceptance length {_number(length['mean'])}, {_number(speed['mean'], 1)} "
         figures += f"({_number(speed['low'], 1)} to {_number(speed['high'], 1)}) tokens/s live"
+        for measured in one["measured"][:1]:
+            figures += f"; measured {measured['speedup']:.2f}x, {measured['acceptance_length']:.2f}"
         rows.append(
             (f"lineage {name}", f"{one['speculator']}, {one['requests']} requests, {figures}")
         )

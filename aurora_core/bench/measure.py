@@ -67,6 +67,7 @@ async def run_bench(
     repeats: int = 3,
     max_tokens: int = 128,
     drafter: Drafter = "live",
+    lineage: str = "",
     model: str | None = None,
     api_key: str | None = None,
     timeout_s: float = 600.0,
@@ -85,6 +86,7 @@ async def run_bench(
         repeats: least number of pairs of runs per batch size.
         max_tokens: output tokens per request.
         drafter: `live`, or a resident version.
+        lineage: whose drafter; empty where the server has one lineage.
         model: name of the model; None takes the first one the server has.
         api_key: sent as a bearer token.
         timeout_s: longest time for one answer.
@@ -112,6 +114,7 @@ async def run_bench(
                 max_tokens=max_tokens,
                 drafter=drafter,
                 check=check,
+                lineage=lineage,
             ):
                 if isinstance(pair, Pair):
                     pairs.append(pair)
@@ -158,6 +161,7 @@ async def measure_speedup(
     repeats: int = 1,
     max_tokens: int = 96,
     drafter: Drafter = "live",
+    lineage: str = "",
     timeout_s: float = 600.0,
     near_tie_gap: float = NEAR_TIE_GAP,
     on_pair: OnPair | None = None,
@@ -176,6 +180,7 @@ async def measure_speedup(
         repeats=repeats,
         max_tokens=max_tokens,
         drafter=drafter,
+        lineage=lineage,
         timeout_s=timeout_s,
         near_tie_gap=near_tie_gap,
         on_pair=on_pair,

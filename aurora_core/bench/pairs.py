@@ -72,6 +72,7 @@ async def run_pairs(
     max_tokens: int,
     drafter: Drafter,
     check: LosslessCheck,
+    lineage: str = "",
 ) -> AsyncIterator[Pair | FailedPair]:
     """Warm up, then yield `num_pairs(...)` pairs; also compares their outputs with `check`.
 
@@ -80,7 +81,7 @@ async def run_pairs(
     Raises:
         BackendError: the server does not serve without speculation, or does not tell tokens.
     """
-    none = RequestSettings(max_tokens=max_tokens, drafter="none", record=False)
+    none = RequestSettings(max_tokens=max_tokens, drafter="none", record=False, lineage=lineage)
     speculative = replace(none, drafter=drafter)
     await _warm_up(endpoint, prompts[:batch_size], (none, speculative))
     for number in range(num_pairs(batch_size, len(prompts), repeats)):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aurora_core.bench import SpeedupReport, measure_speedup
 from aurora_core.bench.measure import OnPair
 from aurora_core.errors import BackendError, ConfigError
+from aurora_core.lineages import DEFAULT_LINEAGE
 from aurora_core.traffic.prompts import Prompt, open_prompts
 
 if TYPE_CHECKING:
@@ -50,34 +53,57 @@ class FinalMeasurement:
             ConfigError: see `held_out_prompts`.
         """
         self.reports: tuple[SpeedupReport, ...] = ()
-        """One per batch size, as far as it went."""
+        """One per batch size, as far as it went; of the default lineage, if there are several."""
+        self.by_lineage: dict[str, tuple[SpeedupReport, ...]] = {}
+        """The same for every further lineage."""
         self._config, self._console = config, console
         self._prompts = held_out_prompts(config)
 
-    async def run(self, url: str) -> None:
-        """Measure on the engine at `url`; one that does not answer costs the figures alone."""
-        section = self._config.final_bench
-        if section is None:
+    async def run(self, url: str, lineages: Sequence[str] = ()) -> None:
+        """Measure on the engine at `url`; one that does not answer costs the figures alone.
+
+        Args:
+            url: of the engine.
+            lineages: names of all but the default one: each is measured on the same prompts.
+        """
+        if self._config.final_bench is None:
             return
         try:
-            for batch_size in section.batch_sizes:
-                report = await measure_speedup(
+            await self._measure(url, DEFAULT_LINEAGE if lineages else "", self._keep)
+            for name in lineages:
+                await self._measure(url, name, partial(self._keep_of, name))
+        except BackendError as error:
+            self._console.note(f"the speed-up was not measured: {error}")
+
+    async def _measure(self, url: str, lineage: str, keep: Callable[[SpeedupReport], None]) -> None:
+        section = self._config.final_bench
+        assert section is not None
+        for batch_size in section.batch_sizes:
+            keep(
+                await measure_speedup(
                     url,
                     self._prompts,
                     batch_size=batch_size,
                     max_tokens=section.max_tokens,
-                    on_pair=self._count_pairs(),
+                    lineage=lineage,
+                    on_pair=self._count_pairs(lineage),
                 )
-                self.reports = (*self.reports, report)
-        except BackendError as error:
-            self._console.note(f"the speed-up was not measured: {error}")
+            )
 
-    def _count_pairs(self) -> OnPair:
+    def _keep(self, report: SpeedupReport) -> None:
+        self.reports = (*self.reports, report)
+
+    def _keep_of(self, lineage: str, report: SpeedupReport) -> None:
+        self.by_lineage[lineage] = (*self.by_lineage.get(lineage, ()), report)
+
+    def _count_pairs(self, lineage: str) -> OnPair:
         numbers = itertools.count(1)
+        whose = f" of lineage {lineage}" if lineage else ""
 
         def count(batch_size: int, total: int) -> None:
             self._console.progress(
-                f"measuring the speed-up at batch size {batch_size}: {next(numbers)} of {total}"
+                f"measuring the speed-up{whose} at batch size {batch_size}: "
+                f"{next(numbers)} of {total}"
             )
 
         return count

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aurora_core.lineages import shown_name
 from aurora_core.report.lineages import LineageFacts
 
 if TYPE_CHECKING:
+    from aurora_core.bench import SpeedupReport
     from aurora_core.controller.lineage_run import LineageRun
+    from aurora_core.controller.run import Run
 
 
-def lineage_facts(lineages: Sequence[LineageRun]) -> tuple[LineageFacts, ...]:
+def lineage_facts(run: Run) -> tuple[LineageFacts, ...]:
     """Collect the figures of every lineage of a run that ends."""
-    return tuple(_facts_of(one) for one in lineages)
+    measured = {"": run.measurement.reports, **run.measurement.by_lineage}
+    return tuple(_facts_of(one, measured.get(one.name, ())) for one in run.lineages)
 
 
-def _facts_of(one: LineageRun) -> LineageFacts:
+def _facts_of(one: LineageRun, measurements: tuple[SpeedupReport, ...]) -> LineageFacts:
     learner, live = one.learner.record if one.learner else None, one.swapping.live
     kept, shed = one.traces.since_start(kept=0, shed=0)
     return LineageFacts(
@@ -32,4 +34,5 @@ def _facts_of(one: LineageRun) -> LineageFacts:
         learner_steps=max(learner.step if learner else 0, one.found.num_steps),
         learner_restarts=learner.num_restarts if learner else 0,
         learner_peak_mib=learner.peak_memory_mib if learner else 0.0,
+        measurements=measurements,
     )

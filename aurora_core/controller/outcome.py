@@ -199,7 +199,7 @@ def gather_facts(run: Run) -> RunFacts:
         plugins=plugins,
         packages=package_versions(tuple(label.split()[0] for label in plugins.values())),
         settings=settings,
-        lineages=lineage_facts(run.lineages) if len(run.lineages) > 1 else (),
+        lineages=lineage_facts(run) if len(run.lineages) > 1 else (),
         settings_digest=hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
     )
 
@@ -223,7 +223,8 @@ def _requests(run: Run) -> RequestCounts:
 def _lossless(run: Run) -> LosslessCounts:
     """Add up the comparisons during the traffic and those of the final measurement."""
     traffic = run.traffic
-    found = [measurement.lossless for measurement in run.measurement.reports]
+    measured = [run.measurement.reports, *run.measurement.by_lineage.values()]
+    found = [one.lossless for reports in measured for one in reports]
     if traffic is not None and traffic.lossless is not None:
         found.insert(0, traffic.lossless)
     return LosslessCounts(

@@ -251,7 +251,8 @@ class Run:
                         raise EngineDied(str(error)) from error
                     await self._stop_learning()
                     self.outcome.measuring = True
-                    await self.measurement.run(self.parts.backend.url)
+                    others = [one.name for one in self.lineages[1:]]
+                    await self.measurement.run(self.parts.backend.url, others)
                 finally:
                     with anyio.CancelScope(shield=True):
                         await self._wind_down()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aurora_core.bench.measure import SpeedupReport
 from aurora_core.confidence import sample_of
 from aurora_core.controller.serving_stats import length_of, otps
 from aurora_core.report.history import History
@@ -35,6 +36,8 @@ class LineageFacts:
     learner_steps: int
     learner_restarts: int
     learner_peak_mib: float
+    measurements: tuple[SpeedupReport, ...] = ()
+    """Of the end of the run, one per batch size."""
 
 
 def describe_lineages(lineages: Sequence[LineageFacts]) -> dict[str, Any]:
@@ -58,6 +61,18 @@ def _describe(facts: LineageFacts) -> dict[str, Any]:
         },
         "otps": _mean([speed for one in last if (speed := otps(one)) is not None]),
         "otps_none": sum(total for total, _ in plain) / plain_count if plain_count else None,
+        "measured": [
+            {
+                "batch_size": one.batch_size,
+                "none": one.otps_none,
+                "speculative": one.otps_speculative,
+                "speedup": one.speedup,
+                "speedup_low": one.speedup_low,
+                "speedup_high": one.speedup_high,
+                "acceptance_length": one.acceptance_length,
+            }
+            for one in facts.measurements
+        ],
         "live_version": facts.live_version,
         "published": len(published),
         "swaps": {"count": history.num_swaps, "failed": facts.num_failed_swaps},

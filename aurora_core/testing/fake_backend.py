@@ -308,9 +308,8 @@ class FakeBackend(Backend):
 
     def _lineage_of(self, extension: dict[str, Any], prompt: str) -> str:
         assert self._plan is not None
-        named = internal_name(extension.get("lineage", ""), self._live_of)
-        if named:
-            return named
+        if named := extension.get("lineage", ""):
+            return internal_name(named, self._live_of) or ""
         return choose_lineage(
             [one.rule for one in self._plan.lineages],
             tenant=extension.get("tenant", ""),

@@ -47,6 +47,9 @@ class RequestSettings:
     """Whether the server may write a trace; None leaves it to the server."""
     route: str = ""
     """Label of the request in the server's statistics."""
+    lineage: str = ""
+    """Whose drafters are to serve it, `default` for the default ones; empty lets the server's rules
+    decide."""
     num_logprobs: int | None = None
     """Alternatives per token to report log-probabilities of; None for none."""
 
@@ -234,7 +237,12 @@ class Endpoint:
 
 
 def _extensions(settings: RequestSettings) -> dict[str, Any]:
-    wanted = {"drafter": settings.drafter, "record": settings.record, "route": settings.route}
+    wanted = {
+        "drafter": settings.drafter,
+        "record": settings.record,
+        "route": settings.route,
+        "lineage": settings.lineage,
+    }
     aurora = {key: value for key, value in wanted.items() if value not in (None, "")}
     extensions: dict[str, Any] = {"return_token_ids": True}
     if aurora:

@@ -47,6 +47,7 @@ OPEN_KEYS = {
     "acceptance_length.by_domain",
     "acceptance_length.published",
     "learner.metrics",
+    "lineages",
     "versions.plugins",
     "versions.packages",
 }
