@@ -55,6 +55,7 @@ def capabilities(backend: Backend) -> Mapping[str, str]:
         "drafters side by side": str(provides.num_resident_drafters),
         "a request can name its drafter": _yes(provides.request_routing),
         "several lineages at once": _yes(provides.holds_lineages),
+        "a drafter can draft in the shadow": _yes(provides.shadow_drafting),
     }
 
 

@@ -53,6 +53,7 @@ __all__ = [
     "Sample",
     "Sampling",
     "ServingStats",
+    "ShadowStats",
     "SinkStats",
     "Steps",
     "SwapCost",
@@ -137,6 +138,25 @@ class Provides:
     holds_lineages: bool = False
     """Whether several lineages, each with a speculator and versions of its own, are served at once
     and requests are given to them by tenant, route or share."""
+    shadow_drafting: bool = False
+    """Whether a resident drafter can draft beside the one that serves, without being used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowStats:
+    """What a drafter would have done for a request that another one served, or none.
+
+    It drafts from its own roots: each lies where its draft before would have left the request.
+    """
+
+    version: int
+    num_steps: int
+    """Verification steps that it would have taken, as far as it kept up with the request."""
+    num_drafted: int
+    accepted_per_position: tuple[int, ...]
+    """[K] Steps in which its draft position k was what the target chose."""
+    draft_s: float
+    """Seconds it drafted; a batch's time counts for each of its requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +192,8 @@ class RequestStats:
     lineage: str = ""
     """Lineage whose drafters served it, and whose versions the two above are; empty for the default
     one."""
+    shadow: ShadowStats | None = None
+    """Of a version that drafted beside, unused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,12 +312,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A share of the requests that a backend gives to another drafter than the live one."""
+    """A share of the requests that a backend gives to another drafter than the live one.
+
+    Shadow routes take no request from another route: their drafter drafts beside whoever serves.
+    """
 
     draft: DraftVersion | None
     """Loaded beside the live one; None answers without speculation."""
     share: float
     """Share of the requests that name no drafter themselves, 0 to 1."""
+    shadow: bool = False
+    """Whether its drafts are only counted, in `RequestStats.shadow`, and never used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,7 @@ class TorchBackend(Backend):
             num_resident_drafters=self.options.num_resident_drafters,
             request_routing=True,
             holds_lineages=True,
+            shadow_drafting=True,
         )
 
     @property
@@ -129,6 +130,7 @@ class TorchBackend(Backend):
                 "version": None if route.draft is None else route.draft.version,
                 "checksum": "" if route.draft is None else route.draft.checksum,
                 "share": route.share,
+                "shadow": route.shadow,
             }
             for route in routes
         ]

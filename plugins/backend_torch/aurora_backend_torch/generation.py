@@ -44,6 +44,8 @@ class GenerationRequest:
     """Unix seconds."""
     lineage: str = ""
     """Whose drafters serve it; empty for the default lineage."""
+    shadow: int | None = None
+    """A resident draft version that drafts beside, unused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
