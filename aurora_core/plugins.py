@@ -217,9 +217,15 @@ class Plugins:
         return _import_component(kind, registration, plugin)
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Call a notification hook. One plugin's error is logged, counted and goes no further."""
+        """Call a notification hook. One plugin's error is logged, counted and goes no further.
+
+        A hook about a lineage is about the default one unless told otherwise.
+        """
         caller: pluggy.HookCaller = getattr(self.manager.hook, hook)
-        assert caller.spec is not None and set(caller.spec.argnames) == arguments.keys(), hook
+        assert caller.spec is not None, hook
+        if "lineage" in caller.spec.argnames:
+            arguments.setdefault("lineage", "")
+        assert set(caller.spec.argnames) == arguments.keys(), hook
         for implementation in reversed(caller.get_hookimpls()):
             try:
                 implementation.function(*(arguments[name] for name in implementation.argnames))

@@ -202,7 +202,8 @@ def test_a_later_run_resumes_every_lineage(settings):
     settings["backend"] = {"name": "fake"}
     watcher = Watcher()
     assert execute(settings, watcher, requests=30) == 0
-    requests = read_lines(folder_of(settings) / "requests.jsonl")[num_before:]
+    lines = read_lines(folder_of(settings) / "requests.jsonl")[num_before:]
+    requests = [one for one in lines if one["route"]]  # comparisons have none
     for lineage in ("", "second"):
         newest = RunDirectory(folder_of(settings, lineage)).store.next_version() - 1
         own = [one["max_draft_version"] for one in requests if one["lineage"] == lineage]
