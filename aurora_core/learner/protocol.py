@@ -1,7 +1,7 @@
 """What controller and learner say to each other: one JSON object a line, over stdin and stdout.
 
     controller                                   learner
-        | -- live, fresh, turn, stop  stdin -------> |   end of file: the controller is gone
+        | -- live, fresh, turn, stop stdin -------> |   end of file: the controller is gone
         | <-- started, progress, ... stdout ------- |   nothing but events
         |                            stderr ------> log
 
