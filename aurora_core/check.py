@@ -17,7 +17,7 @@ from aurora_core.registrations import KINDS, SECTIONS
 if TYPE_CHECKING:
     from aurora_core.config import RunConfig
     from aurora_core.plugins import Plugins
-    from aurora_core.records import TargetSpec
+    from aurora_core.records import Needs, TargetSpec
 
 
 def check_run(config: RunConfig, plugins: Plugins) -> str:
@@ -90,7 +90,8 @@ def _check_target(config: RunConfig, plugins: Plugins) -> list[str]:
 def _negotiate_all(config: RunConfig, plugins: Plugins, target: TargetSpec) -> list[str]:
     """See that the backend has what every lineage needs, alone and together."""
     backend = build_component(plugins, "backends", config.backend)
-    lines, needs = [], []
+    lines: list[str] = []
+    needs: list[tuple[str, Needs]] = []
     for name in ("", *config.lineages):
         section = config.of_lineage(name).speculator
         speculator = build_component(plugins, "speculators", section, target=target)
