@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from aurora_core.components import build_component, check_component, run_defaults
-from aurora_core.controller.run_directory import without_secrets
-from aurora_core.negotiation import negotiate
+from aurora_core.components import check_component, run_defaults
+from aurora_core.controller.run_directory import RunDirectory, without_secrets
 from aurora_core.registrations import KINDS, SECTIONS
 
 if TYPE_CHECKING:
     from aurora_core.config import RunConfig
     from aurora_core.plugins import Plugins
-    from aurora_core.records import TargetSpec
 
 
 def check_run(config: RunConfig, plugins: Plugins) -> str:
-    """Check plugins, options, target and negotiation; return the resolved configuration as text.
+    """Check plugins, options, prompts, run directory, target and negotiation; write nothing.
 
-    Passwords and keys in it are stars, as in `resolved.yaml`.
+    Passwords and keys in the result are stars, as in `resolved.yaml`.
 
-    A target that is not on this machine yet is left alone, and so is then the negotiation, which
-    needs to know it.
+    A target that is not on this machine yet is left alone, and so is then what needs to know it:
+    the negotiation, and whether the drafters in the run directory were made for it.
+
+    Returns:
+        The resolved configuration as text.
 
     Raises:
         AuroraError: the first thing that would keep the run from starting.
@@ -38,11 +39,28 @@ def check_run(config: RunConfig, plugins: Plugins) -> str:
         lines.append(
             f"# {SECTIONS[kind]} {section.name}: {registration.target}, plugin {plugin.label}"
         )
+    _check_prompts(config)
+    RunDirectory(config.run_dir).check_usable()
     lines += ["", *_check_target(config, plugins)]
     return "\n".join(lines)
 
 
+def _check_prompts(config: RunConfig) -> None:
+    from aurora_core.controller.final_measurement import held_out_prompts
+    from aurora_core.traffic.prompts import open_prompts
+
+    if (traffic := config.traffic) is not None:
+        open_prompts(
+            traffic.prompts,
+            domains=traffic.domains,
+            order=traffic.order,
+            split="train" if config.final_bench is not None else None,
+        )
+    held_out_prompts(config)
+
+
 def _check_target(config: RunConfig, plugins: Plugins) -> list[str]:
+    from aurora_core.controller import build
     from aurora_core.errors import TargetError
     from aurora_core.target.pull import pull_target
     from aurora_core.target.spec import read_target_spec
@@ -58,22 +76,12 @@ def _check_target(config: RunConfig, plugins: Plugins) -> list[str]:
             f"{config.target}`), so what the speculator needs of the backend was not checked"
         ]
     target = read_target_spec(directory, name=config.target)
+    parts = build.assemble(config, plugins, target)
+    build.check_directory(parts, RunDirectory(config.run_dir))
     return [
         f"# target {target.name}: {target.architecture}, {target.num_layers} layers, "
         f"hidden size {target.hidden_size}, vocabulary {target.vocab_size}, in {target.path}",
         "",
         f"# {config.speculator.name} on {config.backend.name}",
-        *(f"#{line}" for line in _negotiate(config, plugins, target).splitlines()),
+        *(f"#{line}" for line in parts.agreement.table().splitlines()),
     ]
-
-
-def _negotiate(config: RunConfig, plugins: Plugins, target: TargetSpec) -> str:
-    speculator = build_component(plugins, "speculators", config.speculator, target=target)
-    backend = build_component(plugins, "backends", config.backend)
-    agreement = negotiate(
-        speculator,
-        backend,
-        speculator_name=config.speculator.name,
-        backend_name=config.backend.name,
-    )
-    return agreement.table()

@@ -7,6 +7,7 @@ line that a crash cut off is removed from the append-only records before the nex
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -91,10 +92,7 @@ class RunDirectory:
         except filelock.Timeout:  # an OSError too
             raise
         except OSError as error:
-            raise ConfigError(
-                f"run directory {str(self.path)!r} is not writable: {error.strerror}; "
-                "set another run_dir"
-            ) from error
+            raise self._not_writable(error.strerror) from error
 
     @contextlib.contextmanager
     def logged(self) -> Iterator[None]:
@@ -123,6 +121,24 @@ class RunDirectory:
                 other.setLevel(logging.NOTSET)
             with contextlib.suppress(OSError):  # it tries once more to write what did not fit
                 handler.close()
+
+    def check_usable(self) -> None:
+        """See that a run could make or use the directory; create nothing.
+
+        Raises:
+            ConfigError: it, or the folder above that exists, is no folder that may be written.
+        """
+        nearest = next(one for one in (self.path, *self.path.parents) if one.exists())
+        reason = None if nearest.is_dir() else errno.ENOTDIR
+        if reason is None and not os.access(nearest, os.W_OK | os.X_OK):
+            reason = errno.EACCES
+        if reason is not None:
+            raise self._not_writable(os.strerror(reason))
+
+    def _not_writable(self, reason: str | None) -> ConfigError:
+        return ConfigError(
+            f"run directory {str(self.path)!r} is not writable: {reason}; set another run_dir"
+        )
 
     def check_resumable(self, target: TargetSpec, speculator: str) -> None:
         """Refuse to continue a directory whose drafters were made for something else.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aurora_core.mlflow_session import MlflowSession
-from aurora_core.model_registry import ModelRegistry
+from aurora_core.model_registry import ModelRegistry, describe
 from aurora_core.records import (
     DraftVersion,
     Holdout,
@@ -140,6 +140,20 @@ def test_verdict_stands_beside_its_version(tmp_path, registry, client):
     tags = client.get_model_version_by_alias(NAME, "challenger").tags
     assert tags["verdict"] == "hold"
     assert set(tags["verdict_reason"]) == {"x"}
+
+
+def test_the_list_of_versions_says_what_each_is(tmp_path, registry, client):
+    draft = stage(tmp_path)
+    registry.publish(draft)
+    assert registry.flush(TIMEOUT_S)
+    first_line = "Draft version 1: held-out acceptance length 1.60; toy, 10 steps"
+    assert client.get_model_version_by_alias(NAME, "challenger").description == first_line
+    registry.note_verdict(draft, Verdict(action="hold", reason="not better"))
+    assert registry.flush(TIMEOUT_S)
+    entry = client.get_model_version_by_alias(NAME, "challenger")
+    assert entry.description == f"{first_line}\n\nhold: not better"
+    unscored = dataclasses.replace(draft, holdout=None)
+    assert describe(unscored) == "Draft version 1: not scored; toy, 10 steps"
 
 
 def test_live_figures_stand_beside_the_held_out_ones(tmp_path, registry, client):
