@@ -29,6 +29,11 @@ _LOGGED_MODEL_PARAMS = (
     *("global_step", "num_tokens_trained", "data_window"),
 )
 """Tags that MLflow puts beside each other only where they are parameters too."""
+_REGISTRY_TAGS = (
+    *("draft_version", "parent", "speculator", "objective"),
+    *("global_step", "target_fingerprint", "checksum"),
+)
+"""The registry's table shows every tag in a line of its own; the logged model has all of them."""
 
 
 class ModelRegistry:
@@ -176,7 +181,7 @@ class ModelRegistry:
                 self.name,
                 source=f"models:/{logged.model_id}",
                 run_id=run.run_id,
-                tags=tags,
+                tags={key: tags[key] for key in _REGISTRY_TAGS},
                 description=describe(draft),
             ).version
         )

@@ -226,6 +226,13 @@ def test_failing_call_is_counted_and_the_next_one_works(tmp_path, session, regis
     assert aliases(client) == {"challenger": "2"}
 
 
+def test_an_experiment_opens_with_the_pages_for_runs_and_models(tmp_path):
+    session = MlflowSession(tmp_path, experiment="another")
+    assert session.close(timeout_s=TIMEOUT_S)
+    found = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}").get_experiment_by_name
+    assert found("another").tags["mlflow.experimentKind"] == "custom_model_development"
+
+
 def test_store_that_cannot_be_opened_stops_nothing(tmp_path):
     session = MlflowSession(tmp_path, uri="nowhere://store")
     registry = ModelRegistry(session, name=NAME)
