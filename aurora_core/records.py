@@ -53,6 +53,7 @@ __all__ = [
     "Sample",
     "Sampling",
     "ServingStats",
+    "ShadowStats",
     "SinkStats",
     "Steps",
     "SwapCost",
@@ -134,6 +135,25 @@ class Provides:
     """Drafters that can be loaded side by side."""
     request_routing: bool = False
     """Whether one request can be sent to a chosen resident drafter, or to none."""
+    shadow_drafting: bool = False
+    """Whether a resident drafter can draft beside the one that serves, without being used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowStats:
+    """What a drafter would have done for a request that another one served, or none.
+
+    It drafts from its own roots: each lies where its draft before would have left the request.
+    """
+
+    version: int
+    num_steps: int
+    """Verification steps that it would have taken, as far as it kept up with the request."""
+    num_drafted: int
+    accepted_per_position: tuple[int, ...]
+    """[K] Steps in which its draft position k was what the target chose."""
+    draft_s: float
+    """Seconds it drafted; a batch's time counts for each of its requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +186,8 @@ class RequestStats:
     route: str = ""
     batch_size: float = 1.0
     """Mean number of requests decoded together with this one."""
+    shadow: ShadowStats | None = None
+    """Of a version that drafted beside, unused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,12 +306,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A share of the requests that a backend gives to another drafter than the live one."""
+    """A share of the requests that a backend gives to another drafter than the live one.
+
+    Shadow routes take no request from another route: their drafter drafts beside whoever serves.
+    """
 
     draft: DraftVersion | None
     """Loaded beside the live one; None answers without speculation."""
     share: float
     """Share of the requests that name no drafter themselves, 0 to 1."""
+    shadow: bool = False
+    """Whether its drafts are only counted, in `RequestStats.shadow`, and never used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
