@@ -217,7 +217,11 @@ def test_report_is_attached_and_its_figures_are_metrics(run, tmp_path):
     report = {
         "schema": 1,
         "requests": {"total": 4, "failed": None},
-        "acceptance_length": {"last": 1.7, "per_position": [0.5, 0.2], "published": {"1": {"x": 1}}},
+        "acceptance_length": {
+            "last": 1.7,
+            "per_position": [0.5, 0.2],
+            "published": {"1": {"x": 1}},
+        },
         "learner": {"steps": 9, "metrics": {"train/loss": 0.5}},
         "settings": {"requests": 400},
         "seed": 3,
