@@ -17,6 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from aurora_core import config_source
 from aurora_core.errors import ConfigError
 
+_LARGEST_SEED = (1 << 32) - 1
+"""NumPy's and Lightning's limit: the learner would crash beyond it."""
+
 
 class Section(BaseModel):
     """Base of the core sections: unknown keys are errors, values are immutable."""
@@ -226,7 +229,7 @@ class RunConfig(Section):
     """MLflow."""
     run_dir: Path = Path("runs/default")
     """Folder of everything the run writes; one run at a time. A later run continues from it."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=_LARGEST_SEED)
     """Seed of prompts, sampling, initialisation and replay."""
 
     @classmethod
