@@ -154,14 +154,18 @@ def _explain_one(item: ErrorDetails, model: type[BaseModel], root: str) -> str:
     where = f"{path}: " if path else ""
     if item["type"] == "value_error":
         return f"{where}{message}"
-    if item["type"] in ("model_type", "dict_type"):
-        section = _model_at(model, location) if item["type"] == "model_type" else None
-        either = "a name, or " if section is not None and "name" in section.model_fields else ""
-        return f"{where}{either}a mapping of options is expected, not {_describe(item['input'])}"
-    if item["type"] == "path_type":
-        return f"{where}a path is expected, not {_describe(item['input'])}"
+    if expected := _expected(item, model):
+        return f"{where}{expected} is expected, not {_describe(item['input'])}"
     hint = "; put the value in quotes" if item["type"] == "string_type" else ""
     return f"{where}{message[0].lower()}{message[1:]}, not {_describe(item['input'])}{hint}"
+
+
+def _expected(item: ErrorDetails, model: type[BaseModel]) -> str | None:
+    """Return what to write where the validator would name a class of Python's or of this code."""
+    if item["type"] == "model_type":
+        section = _model_at(model, item["loc"])
+        return f"{'a name, or ' if 'name' in section.model_fields else ''}a mapping of options"
+    return {"dict_type": "a mapping", "path_type": "a path"}.get(item["type"])
 
 
 def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel]:

@@ -92,7 +92,10 @@ class RunDirectory:
         except filelock.Timeout:  # an OSError too
             raise
         except OSError as error:
-            raise self._not_writable(error.strerror) from error
+            raise ConfigError(
+                f"run directory {str(self.path)!r} is not writable: {error.strerror}; "
+                "set another run_dir"
+            ) from error
 
     @contextlib.contextmanager
     def logged(self) -> Iterator[None]:
@@ -126,19 +129,14 @@ class RunDirectory:
         """See that a run could make or use the directory; create nothing.
 
         Raises:
-            ConfigError: it, or the folder above that exists, is no folder that may be written.
+            ConfigError: it, or the nearest folder above it, is no folder that may be written.
         """
-        nearest = next(one for one in (self.path, *self.path.parents) if one.exists())
-        reason = None if nearest.is_dir() else errno.ENOTDIR
-        if reason is None and not os.access(nearest, os.W_OK | os.X_OK):
-            reason = errno.EACCES
-        if reason is not None:
-            raise self._not_writable(os.strerror(reason))
-
-    def _not_writable(self, reason: str | None) -> ConfigError:
-        return ConfigError(
-            f"run directory {str(self.path)!r} is not writable: {reason}; set another run_dir"
-        )
+        with self.writable():
+            nearest = next(one for one in (self.path, *self.path.parents) if one.exists())
+            if not nearest.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if not os.access(nearest, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     def check_resumable(self, target: TargetSpec, speculator: str) -> None:
         """Refuse to continue a directory whose drafters were made for something else.
