@@ -100,7 +100,10 @@ def test_every_field_is_described():
         ("learner.max_steps=", "learner.max_steps: input should be a valid integer, not null"),
         ("backend={port: 1}", "backend.name: required, but not set"),
         ("learner.batch_traces=1", "learner: fresh_traces (2) exceeds batch_traces (1)"),
-        ("seed=4294967296", "seed: input should be less than or equal to 4294967295, not 4294967296"),
+        (
+            "seed=4294967296",
+            "seed: input should be less than or equal to 4294967295, not 4294967296",
+        ),
         ("seed=-1", "seed: input should be greater than or equal to 0, not -1"),
     ],
 )
