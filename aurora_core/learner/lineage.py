@@ -141,9 +141,10 @@ class Lineage:
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
             identity, parent = dict(stored["identity"]), stored["parent"]
+            parent = None if parent is None else int(parent)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{str(path)!r} cannot be read; remove {str(self.folder.parent)!r} to learn anew"
             ) from error
         check_identity(identity, self.identity, self.folder.parent)
-        return None if parent is None else int(parent)
+        return parent
