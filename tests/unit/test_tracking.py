@@ -168,8 +168,9 @@ def test_configuration_is_logged_without_secrets(run, tmp_path):
     assert stored.data.tags["mlflow.note.content"].startswith("toy on torch, target quickstart")
 
 
-def test_run_directories_in_one_store_have_a_champion_each(tmp_path):
+def test_run_directories_in_one_store_have_a_champion_each(tmp_path, monkeypatch):
     copy_empty_store(tmp_path)
+    monkeypatch.chdir(tmp_path)  # MLflow keeps files there for a store that no server serves
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     for number, folder in enumerate(("one", "the.other"), start=1):
         run_dir = tmp_path / folder
