@@ -8,25 +8,26 @@ from typing import TYPE_CHECKING
 import yaml
 
 from aurora_core.components import build_component, check_component, run_defaults
-from aurora_core.controller.build_lineages import check_holds_lineages
-from aurora_core.controller.run_directory import without_secrets
-from aurora_core.lineages import union_of_needs
-from aurora_core.negotiation import negotiate
+from aurora_core.controller.build_lineages import build_lineages, check_holds_lineages
+from aurora_core.controller.run_directory import RunDirectory, without_secrets
 from aurora_core.registrations import KINDS, SECTIONS
 
 if TYPE_CHECKING:
     from aurora_core.config import RunConfig
+    from aurora_core.controller.build import Parts
     from aurora_core.plugins import Plugins
-    from aurora_core.records import Needs, TargetSpec
 
 
 def check_run(config: RunConfig, plugins: Plugins) -> str:
-    """Check plugins, options, target and negotiation; return the resolved configuration as text.
+    """Check plugins, options, prompts, run directory, target and negotiation; write nothing.
 
-    Passwords and keys in it are stars, as in `resolved.yaml`.
+    Passwords and keys in the result are stars, as in `resolved.yaml`.
 
-    A target that is not on this machine yet is left alone, and so is then the negotiation, which
-    needs to know it.
+    A target that is not on this machine yet is left alone, and so is then what needs to know it:
+    the negotiation, and whether the drafters in the run directory were made for it.
+
+    Returns:
+        The resolved configuration as text.
 
     Raises:
         AuroraError: the first thing that would keep the run from starting.
@@ -44,6 +45,9 @@ def check_run(config: RunConfig, plugins: Plugins) -> str:
         lines += _check_lineage(config.of_lineage(name), name, plugins)
     if config.lineages:
         check_holds_lineages(config, build_component(plugins, "backends", config.backend))
+    _check_prompts(config)
+    for name in ("", *config.lineages):
+        RunDirectory(config.of_lineage(name).run_dir).check_usable()
     lines += ["", *_check_target(config, plugins)]
     return "\n".join(lines)
 
@@ -63,7 +67,22 @@ def _check_lineage(config: RunConfig, name: str, plugins: Plugins) -> list[str]:
     return lines
 
 
+def _check_prompts(config: RunConfig) -> None:
+    from aurora_core.controller.final_measurement import held_out_prompts
+    from aurora_core.traffic.prompts import open_prompts
+
+    if (traffic := config.traffic) is not None:
+        open_prompts(
+            traffic.prompts,
+            domains=traffic.domains,
+            order=traffic.order,
+            split="train" if config.final_bench is not None else None,
+        )
+    held_out_prompts(config)
+
+
 def _check_target(config: RunConfig, plugins: Plugins) -> list[str]:
+    from aurora_core.controller import build
     from aurora_core.errors import TargetError
     from aurora_core.target.pull import pull_target
     from aurora_core.target.spec import read_target_spec
@@ -79,27 +98,22 @@ def _check_target(config: RunConfig, plugins: Plugins) -> list[str]:
             f"{config.target}`), so what the speculator needs of the backend was not checked"
         ]
     target = read_target_spec(directory, name=config.target)
+    parts = build.assemble(config, plugins, target)
     return [
         f"# target {target.name}: {target.architecture}, {target.num_layers} layers, "
         f"hidden size {target.hidden_size}, vocabulary {target.vocab_size}, in {target.path}",
         "",
-        *_negotiate_all(config, plugins, target),
+        *_negotiate_all(parts),
     ]
 
 
-def _negotiate_all(config: RunConfig, plugins: Plugins, target: TargetSpec) -> list[str]:
-    """See that the backend has what every lineage needs, alone and together."""
-    backend = build_component(plugins, "backends", config.backend)
+def _negotiate_all(default: Parts) -> list[str]:
+    """See that the backend has what every lineage needs, and what their directories hold."""
+    from aurora_core.controller import build
+
     lines: list[str] = []
-    needs: list[tuple[str, Needs]] = []
-    for name in ("", *config.lineages):
-        section = config.of_lineage(name).speculator
-        speculator = build_component(plugins, "speculators", section, target=target)
-        needs.append((name, speculator.needs))
-        agreement = negotiate(
-            speculator, backend, speculator_name=section.name, backend_name=config.backend.name
-        )
-        lines.append(f"# {section.name} on {config.backend.name}")
-        lines += [f"#{line}" for line in agreement.table().splitlines()]
-    union_of_needs(needs)
+    for parts in (default, *build_lineages(default)):
+        build.check_directory(parts, RunDirectory(parts.config.run_dir))
+        lines.append(f"# {parts.config.speculator.name} on {parts.config.backend.name}")
+        lines += [f"#{line}" for line in parts.agreement.table().splitlines()]
     return lines

@@ -33,6 +33,9 @@ __all__ = [
     "TrafficSection",
 ]
 
+_LARGEST_SEED = (1 << 32) - 1
+"""NumPy's and Lightning's limit: the learner would crash beyond it."""
+
 
 class TrafficSection(Section):
     """Requests that the run sends to its own engine."""
@@ -155,7 +158,7 @@ class RunConfig(Section):
     """MLflow."""
     run_dir: Path = Path("runs/default")
     """Folder of everything the run writes; one run at a time. A later run continues from it."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=_LARGEST_SEED)
     """Seed of prompts, sampling, initialisation and replay."""
 
     @model_validator(mode="after")

@@ -58,13 +58,19 @@ for _tag, _pattern, _first in (
         ["" if letter == "\0" else letter for letter in _first],
     )
 
+_YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
+"""What a configuration calls what Python calls otherwise."""
+
 
 def read(path: Path) -> str:
     """Return the text of a configuration file, or raise ConfigError in one sentence."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise ConfigError(f"there is no configuration file {str(path)!r}") from error
+        raise ConfigError(
+            f"there is no configuration file {str(path)!r}; correct the path, or leave it out for "
+            "the quickstart"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"configuration file {str(path)!r} cannot be read: {reason}") from error
@@ -148,8 +154,18 @@ def _explain_one(item: ErrorDetails, model: type[BaseModel], root: str) -> str:
     where = f"{path}: " if path else ""
     if item["type"] == "value_error":
         return f"{where}{message}"
+    if expected := _expected(item, model):
+        return f"{where}{expected} is expected, not {_describe(item['input'])}"
     hint = "; put the value in quotes" if item["type"] == "string_type" else ""
     return f"{where}{message[0].lower()}{message[1:]}, not {_describe(item['input'])}{hint}"
+
+
+def _expected(item: ErrorDetails, model: type[BaseModel]) -> str | None:
+    """Return what to write where the validator would name a class of Python's or of this code."""
+    if item["type"] == "model_type":
+        section = _model_at(model, item["loc"])
+        return f"{'a name, or ' if 'name' in section.model_fields else ''}a mapping of options"
+    return {"dict_type": "a mapping", "path_type": "a path"}.get(item["type"])
 
 
 def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel]:
@@ -169,7 +185,7 @@ def _describe(value: object) -> str:
         return "a mapping"
     if isinstance(value, list | tuple):
         return "a list"
-    text = repr(value)
+    text = _YAML_WORDS.get(str(value), repr(value)) if not isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -74,7 +74,8 @@ def explain(run_dir: Path, version: int, policy: SwapPolicy) -> str:
     """
     lines = [one for one in read_verdicts(run_dir) if one.get("version") == version]
     if not lines:
-        known = sorted({one["version"] for one in read_verdicts(run_dir) if one.get("version")})
+        verdicts = read_verdicts(run_dir)
+        known = sorted({one["version"] for one in verdicts if (one.get("version") or 0) > 0})
         raise ConfigError(
             f"nothing was decided on version {version} in {str(run_dir)!r}; there are verdicts on "
             f"{', '.join(map(str, known)) or 'no version'}"
@@ -83,22 +84,27 @@ def explain(run_dir: Path, version: int, policy: SwapPolicy) -> str:
 
 
 def read_verdicts(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the lines of `verdicts.jsonl`, oldest first.
+    """Return the lines of `verdicts.jsonl`, oldest first; none where nothing was decided yet.
 
     Raises:
-        ConfigError: there is no such file, or a line of it is damaged.
+        ConfigError: the file cannot be read, or a line of it is damaged.
     """
     path = run_dir / "verdicts.jsonl"
     try:
         text = path.read_text("utf-8")
+    except FileNotFoundError:
+        return []
     except OSError as error:
         raise ConfigError(
             f"{str(path)!r} cannot be read: {error.strerror}; give the directory of a run"
         ) from error
-    found = []
+    found: list[dict[str, Any]] = []
     for number, line in enumerate(text.splitlines(keepends=True), start=1):
         try:
-            found.append(json.loads(line))
+            record = json.loads(line)
+            if not isinstance(record, dict) or not {"kind", "time"} <= record.keys():
+                raise ValueError("not a record")
+            found.append(record)
         except ValueError as error:
             if not line.endswith("\n"):
                 break  # the running controller is writing it

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""MLflow's pages for runs and models; without it an experiment opens with those for agents."""
+
 
 @dataclass(frozen=True, slots=True)
 class MlflowRun:
@@ -164,7 +167,9 @@ class MlflowSession:
         else:
             local = (self._run_dir / "mlartifacts").as_uri() if self._uri is None else None
             try:
-                experiment_id = client.create_experiment(self._experiment, artifact_location=local)
+                experiment_id = client.create_experiment(
+                    self._experiment, artifact_location=local, tags=_EXPERIMENT_TAGS
+                )
             except MlflowException:
                 # Another run created it in the meantime, on a shared server.
                 found = client.get_experiment_by_name(self._experiment)

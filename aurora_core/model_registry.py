@@ -24,18 +24,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_TAG_LENGTH = 4000
+_LOGGED_MODEL_PARAMS = (
+    *("draft_version", "parent", "speculator", "objective"),
+    *("global_step", "num_tokens_trained", "data_window"),
+)
+"""Tags that MLflow puts beside each other only where they are parameters too."""
+_REGISTRY_TAGS = (
+    *("draft_version", "parent", "speculator", "objective"),
+    *("global_step", "target_fingerprint", "checksum"),
+)
+"""The registry's table shows every tag in a line of its own; the logged model has all of them."""
 
 
 class ModelRegistry:
     """Mirrors what happens to versions. Methods return at once; the session's thread works."""
 
-    def __init__(self, session: MlflowSession, *, name: str) -> None:
+    def __init__(self, session: MlflowSession, *, name: str, label: str = "draft") -> None:
         """
         Args:
             session: makes the calls.
             name: of the registered model; created if it does not exist.
+            label: begins the names of logged models: in a store that several runs use, it tells
+                their versions apart.
         """
-        self.name = name
+        self.name, self._label = name, label
         self._session = session
         # Only touched on the session's thread: (version, checksum) -> number in the registry.
         self._registered: dict[tuple[str, str], str] | None = None
@@ -99,6 +111,8 @@ class ModelRegistry:
         number = self._ensure_registered(run, draft)
         for key, value in (("verdict", verdict.action), ("verdict_reason", verdict.reason)):
             run.client.set_model_version_tag(self.name, number, key, value[:_MAX_TAG_LENGTH])
+        text = f"{describe(draft)}\n\n{verdict.action}: {verdict.reason}"
+        run.client.update_model_version(self.name, number, description=text[:_MAX_TAG_LENGTH])
 
     def _serve(self, run: MlflowRun, draft: DraftVersion, stats: ServingStats) -> None:
         number = self._ensure_registered(run, draft)
@@ -149,9 +163,10 @@ class ModelRegistry:
         tags = _tags(draft)
         logged = client.create_logged_model(
             run.experiment_id,
-            name=f"draft-v{draft.version:06d}",
+            name=f"{self._label}-v{draft.version:06d}",
             source_run_id=run.run_id,
             tags=tags,
+            params={key: tags[key] for key in _LOGGED_MODEL_PARAMS},
             model_type="drafter",
         )
         try:
@@ -163,7 +178,11 @@ class ModelRegistry:
         self._log_figures(run, draft, logged.model_id)
         return str(
             client.create_model_version(
-                self.name, source=f"models:/{logged.model_id}", run_id=run.run_id, tags=tags
+                self.name,
+                source=f"models:/{logged.model_id}",
+                run_id=run.run_id,
+                tags={key: tags[key] for key in _REGISTRY_TAGS},
+                description=describe(draft),
             ).version
         )
 
@@ -197,6 +216,18 @@ def live_figures(stats: ServingStats) -> dict[str, float]:
     for one in stats.by_batch_size:
         values[f"live/otps_at_batch_size_{one.batch_size}"] = one.otps.mean
     return values
+
+
+def describe(draft: DraftVersion) -> str:
+    """Return what the list of versions says about one, in a line.
+
+    The registry counts over everything that was ever registered, so its number of a version may be
+    another than Aurora's.
+    """
+    length = figures(draft).get("holdout/acceptance_length")
+    scored = "not scored" if length is None else f"held-out acceptance length {length:.2f}"
+    learned = f"{draft.speculator}, {draft.global_step} steps"
+    return f"Draft version {draft.version}: {scored}; {learned}"
 
 
 def figures(draft: DraftVersion) -> dict[str, float]:

@@ -6,12 +6,13 @@ Metrics and their steps:
               What asked for no speculation has a speed of its own and is left out of the others
     train/*   the learner's own; step = its optimizer steps
     swap/*    one point per swap; step = swaps so far
-    report/*  the final figures
+    report/*  the final figures, without what is a parameter or a curve already
 """
 
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from aurora_core.records import (
     SwapReceipt,
     Verdict,
 )
+from aurora_core.report.figures import comparable_figures
 from aurora_core.wire import to_dict
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ REPORT_FILES = ("report.json", "report.html", "verdicts.jsonl", "resolved.yaml")
 
 _DECISIVE = ("promote", "roll_back", "drop", "disable_speculation")
 """Verdicts that end something, after which live figures are complete."""
+_FORBIDDEN_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+"""MLflow takes neither dots, slashes, colons nor quotes in the names of models."""
 _MAX_PARAM_LENGTH = 500
 _PARAMS_PER_CALL = 100
 
@@ -71,16 +75,23 @@ class Tracking:
         """
         Args:
             run_dir: folder of the run.
-            experiment: MLflow experiment; its drafters are the registered model
-                `EXPERIMENT-drafter`, those of a lineage `EXPERIMENT-LINEAGE-drafter`.
+            experiment: MLflow experiment; the drafters are the registered model
+                `EXPERIMENT-drafter`, or `EXPERIMENT-FOLDER-drafter` where `uri` names a store that
+                other runs may use: each run directory has a champion of its own. Those of a
+                lineage have its name before `-drafter`.
             uri: MLflow tracking URI; None keeps a SQLite store in the run directory.
             live_version: version that serves at start, `NO_DRAFTER` for none.
             lineage: whose metrics and versions these are; empty for the default one.
             files_dir: folder whose files are attached at the end; None takes the run's.
         """
         self.session = MlflowSession(run_dir, experiment=experiment, uri=uri, name=lineage)
-        model = f"{experiment}-{lineage}-drafter" if lineage else f"{experiment}-drafter"
-        self.registry = ModelRegistry(self.session, name=model)
+        folder = _FORBIDDEN_IN_NAMES.sub("-", run_dir.absolute().name) or "run"
+        parts = [experiment, *([] if uri is None else [folder]), *([lineage] if lineage else [])]
+        self.registry = ModelRegistry(
+            self.session,
+            name="-".join([*parts, "drafter"]),
+            label=f"{folder}-{lineage}" if lineage else folder,
+        )
         self._run_dir = (files_dir or run_dir).absolute()
         self._lineage = lineage
         self._live_version = live_version
@@ -97,6 +108,14 @@ class Tracking:
         """Log the resolved configuration, without secrets, as parameters."""
         params = flatten(without_secrets(config.model_dump(mode="json")))
         items = [(key, str(value)[:_MAX_PARAM_LENGTH]) for key, value in params.items()]
+        names = {key: str(params.get(f"{key}.name", "")) for key in ("speculator", "backend")}
+        summary = (
+            f"{names['speculator']} on {names['backend']}, target {params.get('target')}, "
+            f"run directory `{run_dir}`"
+        )
+        tags = {**names, "run_dir": run_dir, "mlflow.note.content": summary}
+        if self._lineage:
+            tags["lineage"] = self._lineage
 
         def log(run: MlflowRun) -> None:
             from mlflow.entities import Param
@@ -104,9 +123,8 @@ class Tracking:
             for start in range(0, len(items), _PARAMS_PER_CALL):
                 chunk = [Param(*item) for item in items[start : start + _PARAMS_PER_CALL]]
                 run.client.log_batch(run.run_id, params=chunk)
-            run.client.set_tag(run.run_id, "run_dir", run_dir)
-            if self._lineage:
-                run.client.set_tag(run.run_id, "lineage", self._lineage)
+            for key, value in tags.items():
+                run.client.set_tag(run.run_id, key, value)
 
         self.session.submit("logging the configuration", log)
 
@@ -177,8 +195,9 @@ class Tracking:
         if error is not None:
             self._status = "FAILED" if isinstance(error, Exception) else "KILLED"
         if report is not None:
-            figures = {f"report/{key}": value for key, value in flatten(report).items()}
-            self._log_metrics(figures, self._num_requests)
+            figures = comparable_figures(report)
+            named = {f"report/{key}": value for key, value in figures.items()}
+            self._log_metrics(named, self._num_requests)
         run_dir = self._run_dir
         # Without a report, what lies there is one of an earlier run.
         names = [one for one in REPORT_FILES if report is not None or "report" not in one]

@@ -16,6 +16,7 @@ from aurora_core.controller.run_directory import RunDirectory, without_secrets
 from aurora_core.controller.trials import can_route, can_shadow
 from aurora_core.errors import CheckpointError, ConfigError
 from aurora_core.interfaces import LineagePlan, ServePlan
+from aurora_core.learner.lineage import check_continuable
 from aurora_core.learner.plan import LearnerPlan, write_plan
 from aurora_core.negotiation import Agreement, negotiate
 from aurora_core.policies.guard import Guard
@@ -80,7 +81,15 @@ def build_parts(config: RunConfig, plugins: Plugins, *, progress: ReportProgress
         AuroraError: the first thing that keeps the run from starting.
     """
     directory = pull_target(config.target, progress=progress)
-    target = read_target_spec(directory, name=config.target)
+    return assemble(config, plugins, read_target_spec(directory, name=config.target))
+
+
+def assemble(config: RunConfig, plugins: Plugins, target: TargetSpec) -> Parts:
+    """Resolve and construct every component for a target that is here; nothing is written.
+
+    Raises:
+        AuroraError: the first thing that does not fit.
+    """
     speculator = build_component(plugins, "speculators", config.speculator, target=target)
     backend = build_component(plugins, "backends", config.backend)
     agreement = negotiate(
@@ -129,9 +138,20 @@ def prepare(parts: Parts, directory: RunDirectory) -> Lineage:
     Raises:
         AuroraError: it cannot.
     """
-    directory.check_resumable(parts.target, parts.config.speculator.name)
+    check_directory(parts, directory)
     parts.sink.prepare()
     return read_lineage(directory)
+
+
+def check_directory(parts: Parts, directory: RunDirectory) -> None:
+    """See that what an earlier run left in the directory can be continued; write nothing.
+
+    Raises:
+        AuroraError: it was learned for something else, or cannot be read.
+    """
+    name = parts.config.speculator.name
+    directory.check_resumable(parts.target, name)
+    check_continuable(directory.learner, parts.target, name, parts.speculator)
 
 
 def read_lineage(directory: RunDirectory) -> Lineage:

@@ -7,6 +7,7 @@ line that a crash cut off is removed from the append-only records before the nex
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -123,6 +124,19 @@ class RunDirectory:
                 other.setLevel(logging.NOTSET)
             with contextlib.suppress(OSError):  # it tries once more to write what did not fit
                 handler.close()
+
+    def check_usable(self) -> None:
+        """See that a run could make or use the directory; create nothing.
+
+        Raises:
+            ConfigError: it, or the nearest folder above it, is no folder that may be written.
+        """
+        with self.writable():
+            nearest = next(one for one in (self.path, *self.path.parents) if one.exists())
+            if not nearest.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if not os.access(nearest, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     def check_resumable(self, target: TargetSpec, speculator: str) -> None:
         """Refuse to continue a directory whose drafters were made for something else.

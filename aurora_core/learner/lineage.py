@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from aurora_core.interfaces import Speculator
-    from aurora_core.learner.plan import LearnerPlan
+    from aurora_core.records import TargetSpec
     from aurora_core.target.weights import TargetWeights
 
 log = logging.getLogger(__name__)
@@ -33,11 +33,17 @@ _WHAT = {
 }
 
 
-def lineage_identity(plan: LearnerPlan, speculator: Speculator) -> dict[str, Any]:
-    """Return what must be equal for weights to be continued; plain data."""
+def lineage_identity(target: TargetSpec, name: str, speculator: Speculator) -> dict[str, Any]:
+    """Return what must be equal for weights to be continued; plain data.
+
+    Args:
+        target: that the drafter learns from.
+        name: under which the speculator is registered.
+        speculator: with its options.
+    """
     return {
-        "target_fingerprint": plan.target.fingerprint,
-        "speculator": plan.speculator,
+        "target_fingerprint": target.fingerprint,
+        "speculator": name,
         # As validated, so that a default written out is no difference.
         "speculator_options": speculator.options.model_dump(
             mode="json", exclude=set(speculator.options.serving_only)
@@ -60,8 +66,28 @@ def check_identity(found: Mapping[str, Any], expected: Mapping[str, Any], folder
             ours, theirs = ({n: side.get(n) for n in names} for side in (ours, theirs))
         raise CheckpointError(
             f"what {str(folder)!r} holds was learned for {what} ({theirs!r}, now {ours!r}); "
-            "use another run_dir or remove that folder"
+            "use another run_dir, go back to what it was, or remove that folder to learn anew"
         )
+
+
+def check_continuable(
+    learner_dir: Path, target: TargetSpec, name: str, speculator: Speculator
+) -> None:
+    """See that a learner would go on from what it left in its folder. Imports no torch.
+
+    The controller asks before it starts an engine: the learner's own refusal comes after clients
+    have been served.
+
+    Args:
+        learner_dir: the learner's folder; it need not exist.
+        target, name, speculator: as for `lineage_identity`.
+
+    Raises:
+        CheckpointError: the folder cannot be read, or belongs to something else.
+    """
+    lineage = Lineage(learner_dir / "lineage", lineage_identity(target, name, speculator))
+    if speculator.trainable and lineage.exists:
+        lineage.check()
 
 
 class Lineage:
@@ -102,13 +128,23 @@ class Lineage:
         Raises:
             CheckpointError: unreadable, or begun for something else.
         """
+        parent = self.check()
+        return speculator.load(self.folder / "drafter", weights), parent
+
+    def check(self) -> int | None:
+        """Return the parent of a lineage that may go on.
+
+        Raises:
+            CheckpointError: unreadable, or begun for something else.
+        """
         path = self.folder / "lineage.json"
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
-            identity, parent = stored["identity"], stored["parent"]
+            identity, parent = dict(stored["identity"]), stored["parent"]
+            parent = None if parent is None else int(parent)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{str(path)!r} cannot be read; remove {str(self.folder.parent)!r} to learn anew"
             ) from error
         check_identity(identity, self.identity, self.folder.parent)
-        return speculator.load(self.folder / "drafter", weights), parent
+        return parent

@@ -104,7 +104,9 @@ def run(plan: LearnerPlan, *, control: Control, events: EventWriter) -> None:
     weights = TargetWeights(plan.target)
     folder = Path(plan.learner_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    lineage = Lineage(folder / "lineage", lineage_identity(plan, speculator))
+    lineage = Lineage(
+        folder / "lineage", lineage_identity(plan.target, plan.speculator, speculator)
+    )
     reader = None
     if is_first_process():
         sink_section = ComponentSection.model_validate({"name": plan.sink, **plan.sink_options})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,12 @@ from aurora_core.cli import main
 from aurora_core.cli.measure import with_room
 from aurora_core.config import RunConfig
 from aurora_core.plugins import Plugins
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`aurora check` looks into the run directory, which is relative."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -62,12 +69,52 @@ def test_a_target_that_is_elsewhere_is_left_alone(tmp_path, monkeypatch, capsys)
         ("trace_sink.max_bytes=0", "trace_sink.max_bytes: input should be greater than 0, not 0"),
         ("swap_policy=gait", "no plugin provides 'gait' under swap_policies; available: always, "),
         ("target=./none", "target './none' is not a directory"),
+        ("traffic.domains=[klingon]", "there is no prompt domain 'klingon'; the generator has"),
+        ("traffic.prompts=none.jsonl", "the prompts file 'none.jsonl' cannot be read: No such"),
+        ("final_bench.batch_sizes=[99]", "but there are 24 held-out prompts; raise final_bench."),
+        ("run_dir=/dev/null", "run directory '/dev/null' is not writable: Not a directory; set an"),
+        ("run_dir=/dev/null/run", "run directory '/dev/null/run' is not writable: Not a direct"),
     ],
 )
 def test_what_would_keep_a_run_from_starting_is_one_sentence(tiny, capsys, assignment, message):
     assert main(["check", "--set", f"target={tiny}", "--set", assignment]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.out == ""
+
+
+def test_a_policy_that_the_backend_cannot_serve_keeps_a_run_from_starting(
+    tiny, capsys, monkeypatch
+):
+    from aurora_core.controller import build
+
+    monkeypatch.setattr(build, "can_route", lambda backend: False)
+    arguments = ["check", "--set", f"target={tiny}", "--set", "speculator.aux_layers=[0, 1, 2]"]
+    assert main([*arguments, "--set", "swap_policy=canary"]) == 2
+    assert "swap policy 'canary' sends a share of the requests" in capsys.readouterr().err
+
+
+def test_a_directory_that_was_learned_for_other_options_is_refused_and_nothing_is_written(
+    tiny, capsys, tmp_path
+):
+    from aurora_core.learner.lineage import Lineage
+    from aurora_core.target.spec import read_target_spec
+
+    identity = {
+        "target_fingerprint": read_target_spec(tiny, name="tiny").fingerprint,
+        "speculator": "ngram",
+        "speculator_options": {},
+    }
+    lineage = Lineage(tmp_path / "runs/quickstart/learner/lineage", identity)
+    lineage.folder.mkdir(parents=True)
+    text = json.dumps({"identity": lineage.identity, "parent": None})
+    (lineage.folder / "lineage.json").write_text(text)
+    before = sorted(tmp_path.rglob("*"))
+    arguments = ["check", "--set", f"target={tiny}", "--set", "speculator.aux_layers=[0, 1, 2]"]
+    assert main(arguments) == 2
+    assert "was learned for another speculator ('ngram', now 'eagle3')" in capsys.readouterr().err
+    # What is not trained has no learner, which could object.
+    assert main(["check", "--set", f"target={tiny}", "--set", "speculator={name: ngram}"]) == 0
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,16 @@ def test_every_field_is_described():
         ("traffic.domains=[sql, 7]", "traffic.domains[1]: input should be a valid string, not 7"),
         ("traffic.order=random", "traffic.order: input should be 'mixed' or 'ordered', not 'rand"),
         ("target=3.10", "target: input should be a valid string, not 3.1; put the value in quotes"),
+        ("backend=7", "backend: a name, or a mapping of options is expected, not 7"),
+        ("guard=[1]", "guard: a mapping of options is expected, not a list"),
+        ("run_dir=", "run_dir: a path is expected, not null"),
+        ("learner.max_steps=", "learner.max_steps: input should be a valid integer, not null"),
         ("backend={port: 1}", "backend.name: required, but not set"),
         ("learner.batch_traces=1", "learner: fresh_traces (2) exceeds batch_traces (1)"),
+        (
+            "seed=4294967296",
+            "seed: input should be less than or equal to 4294967295, not 4294967296",
+        ),
         ("seed=-1", "seed: input should be greater than or equal to 0, not -1"),
     ],
 )
@@ -191,7 +199,8 @@ def test_a_file_that_is_no_configuration_is_refused_with_its_place(tmp_path, tex
 
 
 def test_a_missing_file_is_one_sentence(tmp_path):
-    with pytest.raises(ConfigError, match=r"^there is no configuration file '.*/none\.yaml'$"):
+    message = r"^there is no configuration file '.*/none\.yaml'; correct the path, or leave it out"
+    with pytest.raises(ConfigError, match=message):
         RunConfig.load(tmp_path / "none.yaml")
 
 

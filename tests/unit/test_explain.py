@@ -109,6 +109,22 @@ def test_damaged_line_is_named_and_one_being_written_is_left_out(run_dir, capsys
     assert status == 2 and "line 3 of" in printed.err and "is damaged" in printed.err
 
 
+@pytest.mark.parametrize("damage", ["3", "[]", "{}", '{"kind": "swap"}', "null"])
+def test_a_line_that_is_no_record_is_damaged(run_dir, capsys, damage):
+    with (run_dir / "verdicts.jsonl").open("a") as file:
+        file.write(f"{damage}\n")
+    status, printed = explain(run_dir, capsys, "2")
+    assert status == 2 and "line 3 of" in printed.err and "is damaged" in printed.err
+
+
+def test_a_run_that_has_decided_nothing_yet_says_so(run_dir, capsys):
+    write(run_dir, {"kind": "swap", "time": 2.0, "version": -1})
+    assert "there are verdicts on 2\n" in explain(run_dir, capsys, "9")[1].err
+    (run_dir / "verdicts.jsonl").unlink()
+    status, printed = explain(run_dir, capsys, "2")
+    assert status == 2 and printed.err.endswith("there are verdicts on no version\n")
+
+
 def test_directory_without_a_run_is_refused(tmp_path, capsys):
     status, printed = explain(tmp_path, capsys, "2")
     assert status == 2 and "there is no run in" in printed.err

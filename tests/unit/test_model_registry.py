@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aurora_core.mlflow_session import MlflowSession
-from aurora_core.model_registry import ModelRegistry
+from aurora_core.model_registry import ModelRegistry, describe
 from aurora_core.records import (
     DraftVersion,
     Holdout,
@@ -142,6 +142,20 @@ def test_verdict_stands_beside_its_version(tmp_path, registry, client):
     assert set(tags["verdict_reason"]) == {"x"}
 
 
+def test_the_list_of_versions_says_what_each_is(tmp_path, registry, client):
+    draft = stage(tmp_path)
+    registry.publish(draft)
+    assert registry.flush(TIMEOUT_S)
+    first_line = "Draft version 1: held-out acceptance length 1.60; toy, 10 steps"
+    assert client.get_model_version_by_alias(NAME, "challenger").description == first_line
+    registry.note_verdict(draft, Verdict(action="hold", reason="not better"))
+    assert registry.flush(TIMEOUT_S)
+    entry = client.get_model_version_by_alias(NAME, "challenger")
+    assert entry.description == f"{first_line}\n\nhold: not better"
+    unscored = dataclasses.replace(draft, holdout=None)
+    assert describe(unscored) == "Draft version 1: not scored; toy, 10 steps"
+
+
 def test_live_figures_stand_beside_the_held_out_ones(tmp_path, registry, client):
     draft = stage(tmp_path)
     registry.publish(draft)
@@ -210,6 +224,13 @@ def test_failing_call_is_counted_and_the_next_one_works(tmp_path, session, regis
     assert registry.flush(TIMEOUT_S)
     assert session.num_failed == 1
     assert aliases(client) == {"challenger": "2"}
+
+
+def test_an_experiment_opens_with_the_pages_for_runs_and_models(tmp_path):
+    session = MlflowSession(tmp_path, experiment="another")
+    assert session.close(timeout_s=TIMEOUT_S)
+    found = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}").get_experiment_by_name
+    assert found("another").tags["mlflow.experimentKind"] == "custom_model_development"
 
 
 def test_store_that_cannot_be_opened_stops_nothing(tmp_path):

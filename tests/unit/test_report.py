@@ -81,7 +81,7 @@ def facts(history, **changes):
         engine_peak_mib=100.0, learner_state="stopped", learner_steps=40,
         tokens_trained_before=0, learner_restarts=0, learner_peak_mib=50.0, live_version=2,
         wall_s=60.0, seed=0, run_dir="runs/x", tracking_uri=None, plugins={"core": "c 1"},
-        packages={"pydantic": "2"}, settings={"seed": 0}, settings_digest="d",
+        packages={"pydantic": "2", "c": "1"}, settings={"seed": 0}, settings_digest="d",
     )  # fmt: skip
     return RunFacts(**{**values, **changes})
 
@@ -245,6 +245,11 @@ def test_html_report_escapes_what_plugins_say(page):
 def test_html_report_shows_the_key_figures(page):
     for shown in ("1.80\u00d7", "1.00 \u2192 2.30", "36.0 against 20.0 tokens/s", "3 of 3"):
         assert shown in page
+
+
+def test_html_report_names_a_plugins_package_once(page):
+    assert "<span>plugin core</span><span>c 1</span>" in page
+    assert "<span>pydantic</span><span>2</span>" in page and "<span>c</span>" not in page
 
 
 def test_html_report_of_a_run_that_did_nothing_renders():

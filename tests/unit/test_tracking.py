@@ -76,6 +76,7 @@ def evidence(candidate: DraftVersion) -> Evidence:
 
 class Config(BaseModel):
     target: str = "quickstart"
+    speculator: dict[str, object] = {"name": "toy"}
     backend: dict[str, object] = {"name": "torch", "api_key": "hunter2", "tags": ["a", "b"]}
     many: dict[str, int] = {f"key{number}": number for number in range(150)}
 
@@ -163,6 +164,29 @@ def test_configuration_is_logged_without_secrets(run, tmp_path):
     assert stored.data.params["backend.name"] == "torch"
     assert stored.data.params["many.key149"] == "149"
     assert "hunter2" not in str(stored.data.params)
+    assert (stored.data.tags["backend"], stored.data.tags["run_dir"]) == ("torch", str(tmp_path))
+    assert stored.data.tags["mlflow.note.content"].startswith("toy on torch, target quickstart")
+
+
+def test_run_directories_in_one_store_have_a_champion_each(tmp_path, monkeypatch):
+    copy_empty_store(tmp_path)
+    monkeypatch.chdir(tmp_path)  # MLflow keeps files there for a store that no server serves
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    for number, folder in enumerate(("one", "the.other"), start=1):
+        run_dir = tmp_path / folder
+        run_dir.mkdir()
+        tracking = Tracking(run_dir, uri=uri)
+        version = draft(run_dir, number)
+        tracking.registry.publish(version)
+        tracking.registry.set_live(version, None)
+        assert tracking.close(timeout_s=TIMEOUT_S) and tracking.session.num_failed == 0
+    client = mlflow.MlflowClient(uri)
+    names = {}
+    for folder in ("one", "the-other"):
+        entry = client.get_model_version_by_alias(f"aurora-{folder}-drafter", "champion")
+        logged = client.get_logged_model(entry.source.removeprefix("models:/"))
+        names[logged.name] = logged.params["draft_version"]
+    assert names == {"one-v000001": "1", "the-other-v000002": "2"}
 
 
 def test_swaps_and_verdicts_are_logged_and_versions_registered(run, tmp_path):
@@ -191,10 +215,28 @@ def test_swaps_and_verdicts_are_logged_and_versions_registered(run, tmp_path):
 def test_report_is_attached_and_its_figures_are_metrics(run, tmp_path):
     (tmp_path / "report.json").write_text(json.dumps({"a": 1}))
     (tmp_path / "report.html").write_text("<html>")
-    report = {"requests": {"total": 4}, "otps.speedup": 1.8, "seed": None, "versions": {"x": "1"}}
+    report = {
+        "schema": 1,
+        "requests": {"total": 4, "failed": None},
+        "acceptance_length": {
+            "last": 1.7,
+            "per_position": [0.5, 0.2],
+            "published": {"1": {"x": 1}},
+        },
+        "learner": {"steps": 9, "metrics": {"train/loss": 0.5}},
+        "settings": {"requests": 400},
+        "seed": 3,
+        "versions": {"x": "1"},
+    }
     run.hook.aurora_run_finished(report=report, error=None)
     client, stored = run.closed()
-    assert stored.data.metrics == {"report/requests.total": 4.0, "report/otps.speedup": 1.8}
+    assert stored.data.metrics == {
+        "report/requests.total": 4.0,
+        "report/acceptance_length.last": 1.7,
+        "report/acceptance_at_1": 0.5,
+        "report/acceptance_at_2": 0.2,
+        "report/learner.steps": 9.0,
+    }
     attached = {file.path for file in client.list_artifacts(stored.info.run_id)}
     assert attached == {"report.json", "report.html"}
 

@@ -26,6 +26,13 @@ _TYPES = {
     504: "timeout_error",
 }
 
+_NO_SUCH_ROUTE = {
+    404: "there is no route {path!r} here; GET /openapi.json lists those there are",
+    405: "the route {path!r} does not take {method}; GET /openapi.json lists what it takes",
+}
+"""What to say where the framework says `Not Found`."""
+_MAX_PATH_LENGTH = 200
+
 
 class ErrorDetail(BaseModel):
     """What went wrong, for programs and for people."""
@@ -99,6 +106,8 @@ def describe_validation(error: RequestValidationError, content_type: str) -> Api
         return ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json")
     if "json" not in content_type and not where:
         return ApiError(400, "the body must be JSON, sent with 'Content-Type: application/json'")
+    if kind in ("dict_type", "model_attributes_type") and not where:
+        return ApiError(400, "the body must be a JSON object, in braces")
     if kind == "missing":
         return ApiError(400, f"{where or 'body'!r} is required", param=where or None)
     if kind == "extra_forbidden":
@@ -132,7 +141,11 @@ def install_error_handlers(app: FastAPI, count: Callable[[int], None]) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         headers = getattr(error, "headers", None)
-        return answer(ApiError(error.status_code, str(error.detail), headers=headers))
+        message = str(error.detail)
+        if template := _NO_SUCH_ROUTE.get(error.status_code):
+            path = request.url.path[:_MAX_PATH_LENGTH]
+            message = template.format(path=path, method=request.method)
+        return answer(ApiError(error.status_code, message, headers=headers))
 
     @app.exception_handler(Exception)
     async def crashed(request: Request, error: Exception) -> JSONResponse:

@@ -55,9 +55,21 @@ def test_unknown_model_is_a_404_that_names_the_one_served(served: Served) -> Non
 
 
 def test_unknown_path_and_method_answer_in_the_same_shape(served: Served) -> None:
-    answer = served.http.get("/v2")
-    assert (answer.status_code, answer.json()["error"]["message"]) == (404, "Not Found")
-    assert served.http.get("/v1/completions").status_code == 405
+    for path, status, sentence in (
+        ("/v2", 404, "there is no route '/v2' here; GET /openapi.json lists those there are"),
+        ("/v1/completions", 405, "the route '/v1/completions' does not take GET; GET /open"),
+    ):
+        answer = served.http.get(path)
+        assert answer.status_code == status
+        assert answer.json()["error"]["message"].startswith(sentence)
+
+
+def test_a_body_that_is_no_object_is_refused_in_plain_words(served: Served) -> None:
+    answer = served.http.post("/v1/completions", json=[1])
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        400,
+        "the body must be a JSON object, in braces",
+    )
 
 
 def test_full_queue_is_a_429_with_retry_after(served: Served) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from aurora_core.errors import CheckpointError
+from aurora_core.learner.lineage import check_continuable
 from aurora_core.learner.random_state import random_state, restore_random_state
 from aurora_core.records import TargetSpec
 from aurora_core.target.weights import TargetWeights
@@ -141,6 +142,23 @@ def test_what_was_learned_for_something_else_is_refused(
         learn(dataclasses.replace(plan, target=other))
     # Spelling out a default changes nothing.
     learn(make_plan("run", max_steps=2, speculator_options={"draft_vocab_size": 64}))
+
+
+def test_what_a_learner_will_refuse_is_known_before_it_starts(
+    learn: Any, make_plan: Any, target: TargetSpec
+) -> None:
+    plan = make_plan("run", max_steps=1)
+    folder = Path(plan.learner_dir)
+    same = ToySpeculator(ToyOptions(), target)
+    other = ToySpeculator(ToyOptions(draft_vocab_size=9), target)
+    check_continuable(folder, target, plan.speculator, other)  # nothing was learned yet
+    learn(plan)
+    check_continuable(folder, target, plan.speculator, same)
+    with pytest.raises(CheckpointError, match=r"for other speculator options .* go back to what"):
+        check_continuable(folder, target, plan.speculator, other)
+    (folder / "lineage" / "lineage.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"lineage\.json' cannot be read; remove '"):
+        check_continuable(folder, target, plan.speculator, same)
 
 
 def test_options_that_only_serving_reads_may_change(
