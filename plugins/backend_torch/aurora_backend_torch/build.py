@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from aurora_backend_torch.config import TorchBackendOptions
+from aurora_backend_torch.earlier_traces import observe_earlier
 from aurora_backend_torch.engine import Engine
 from aurora_backend_torch.model import TargetModel
 from aurora_backend_torch.residents import Residents
@@ -14,7 +15,7 @@ from aurora_core import kernels
 from aurora_core.components import build_component
 from aurora_core.config import ComponentSection
 from aurora_core.errors import BackendError
-from aurora_core.interfaces import ServePlan
+from aurora_core.interfaces import ServePlan, TraceSink
 from aurora_core.plugins import Plugins
 from aurora_core.target.weights import TargetWeights
 
@@ -61,11 +62,15 @@ def build_engine(plan: ServePlan, options: TorchBackendOptions) -> Engine:
         max_context=max_context + plan.num_speculative_tokens + 2,
     )
     model.warm_up()
-    writer = None
-    if plan.sink is not None:
-        section = ComponentSection(name=plan.sink, **plan.sink_options)
-        writer = build_component(plugins, "trace_sinks", section).open_writer()
+    if plan.observed_sink is not None and residents.learn_by_observing:
+        observe_earlier(residents, _sink(plugins, plan.observed_sink, plan))
+    writer = None if plan.sink is None else _sink(plugins, plan.sink, plan).open_writer()
     return Engine(plan, options, model, residents, writer, max_context=max_context)
+
+
+def _sink(plugins: Plugins, name: str, plan: ServePlan) -> TraceSink:
+    section = ComponentSection(name=name, **plan.sink_options)
+    return build_component(plugins, "trace_sinks", section)
 
 
 def _device(name: str) -> torch.device:
