@@ -95,6 +95,26 @@ class DrawsSiblingsTogether(ToyDrafter):
         return probs, drawn[:1] * len(drawn)
 
 
+class HidesUnlikelyDraws(ToyDrafter):
+    """Ends a draft before a token that is unlikely: those that are left were not drawn as stated."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        return [self._cut(proposal) for proposal in super().propose(requests)]
+
+    def _cut(self, proposal: Proposal) -> Proposal:
+        kept = 0
+        while kept < len(proposal.token_ids) and proposal.log_probs[kept] > -2.5:
+            kept += 1
+        stated = proposal.drawn_from
+        return dataclasses.replace(
+            proposal,
+            token_ids=proposal.token_ids[:kept],
+            parents=proposal.parents[:kept],
+            log_probs=proposal.log_probs[:kept],
+            drawn_from=stated and dataclasses.replace(stated, probs=stated.probs[:kept]),
+        )
+
+
 class DrawsItsOwnNumbers(ToyDrafter):
     """Samples with the random state of the process."""
 
@@ -130,6 +150,7 @@ BROKEN_SAMPLING: dict[type[ToyDrafter], set[str]] = {
     DraftsTheLikeliest: {_DISHONEST, _LOSSY},
     DrawsWithoutReplacement: {_DEPENDENT, _LOSSY},
     DrawsSiblingsTogether: {_DEPENDENT, _LOSSY},
+    HidesUnlikelyDraws: {_DISHONEST, _LOSSY},
     DrawsItsOwnNumbers: {"test_all_chance_comes_from_the_numbers_given"},
 }
 """Bug -> tests that must fail for it."""
