@@ -96,7 +96,7 @@ class DrawsSiblingsTogether(ToyDrafter):
 
 
 class HidesUnlikelyDraws(ToyDrafter):
-    """Ends a draft before a token that is unlikely: those that are left were not drawn as stated."""
+    """Ends a draft before an unlikely token: those that are left were not drawn as stated."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         return [self._cut(proposal) for proposal in super().propose(requests)]

@@ -49,7 +49,8 @@ class Eagle3Drafter(Drafter):
 
         A path ends at `num_speculative_tokens`, at the last position that the model was made for,
         after the token where its probability fell below `min_confidence`, or before the one where
-        it fell below `min_node_confidence`. A request without new rows gets no draft. Chains are sampled where the request allows it; trees never are.
+        it fell below `min_node_confidence`. A request without new rows gets no draft. Chains are
+        sampled where the request allows it; trees never are.
         """
         caches = [self._open(request) for request in requests]
         proposals = [Proposal(token_ids=[], parents=[], log_probs=[]) for _ in requests]
