@@ -20,7 +20,7 @@ from aurora_core.testing.reference_verification import distribution, verify
 from aurora_core.testing.suites.backend_output import surprise
 
 VOCAB = 5
-NUM_DRAWS = 2000
+NUM_DRAWS = 1200
 LIMIT = 5.5
 """Standard deviations; chance alone reaches them once in tens of millions of comparisons."""
 
