@@ -100,7 +100,8 @@ def drawn_from(proposal: Proposal, node: int, vocab_size: int) -> Tensor:
 
 def _acceptance(left: Tensor, draft: Tensor, token: int) -> float:
     """Return the probability with which a token drawn from `draft` is accepted."""
-    return min(1.0, float(left[token]) / float(draft[token]))
+    # A token that its own distribution excludes is a bug of the drafter, to be seen in the outcome.
+    return min(1.0, float(left[token]) / max(float(draft[token]), 1e-12))
 
 
 def _residual(left: Tensor, draft: Tensor) -> Tensor:
