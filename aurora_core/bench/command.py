@@ -81,7 +81,8 @@ def bench_command(
     chosen = list(islice(source.prompts(), num_prompts))
     if out is not None:
         check_writable(out)
-    servers = variants or {"": serve or partial(nullcontext, str(url))}
+    alone: Serve = serve or partial(nullcontext, str(url))
+    servers: Mapping[str, Serve] = variants or {"": alone}
 
     async def measure() -> dict[str, BenchReport]:
         total = sum(num_pairs(size, len(chosen), repeats) for size in batch_sizes if size > 0)

@@ -145,7 +145,8 @@ def bench(
     from aurora_core.bench import bench_command
 
     sizes = tuple(batch_size or (1, 8, 16, 32))
-    serve, variants = None, None
+    serve: Serve | None = None
+    variants: dict[str, Serve] | None = None
     if url is None:
         from aurora_core.controller.serve_only import serve_only
 

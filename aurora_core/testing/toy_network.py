@@ -215,4 +215,5 @@ class ToyDrafter(Drafter):
 def draws(uniform: float, count: int) -> list[float]:
     """Return independent numbers in [0, 1) for siblings, made of the one number of their depth."""
     generator = torch.Generator().manual_seed(int(uniform * 2**53))
-    return torch.rand(count, generator=generator, dtype=torch.float64).tolist()
+    numbers: list[float] = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
+    return numbers

@@ -146,8 +146,9 @@ class SamplesSoundly(FakeBackend):
 
     @property
     def provides(self) -> Provides:
-        rules = frozenset({"greedy", "rejection"})
-        return dataclasses.replace(super().provides, verification_rules=rules)
+        return dataclasses.replace(
+            super().provides, verification_rules=frozenset({"greedy", "rejection"})
+        )
 
     async def answer(self, body: dict[str, Any], prompt: str) -> Answer:
         answer = await super().answer(body, prompt)
