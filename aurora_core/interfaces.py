@@ -173,7 +173,8 @@ class DraftRequest:
     """The request's own, when its drafts may be sampled; None asks for the likeliest tokens. A
     drafter that never samples ignores it."""
     uniforms: Sequence[float] = ()
-    """With `sampling`: [num_speculative_tokens] numbers in [0, 1) to sample with, one per depth."""
+    """With `sampling`: [num_speculative_tokens] numbers in [0, 1) to sample with, one per depth;
+    all randomness of the proposal comes from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +198,8 @@ class DraftDistributions:
     token_ids: Tensor
     """int64 [m]. The target ids that any of them could have been."""
     probs: Tensor
-    """float32 [n, m]. For each node, the probabilities it was drawn with; the same for siblings."""
+    """float32 [n, m]. For each node, the probabilities it was drawn with; the same for siblings,
+    which are drawn independently of each other and may be equal."""
 
 
 class Drafter(ABC):
@@ -313,6 +315,9 @@ class ServePlan:
     run_dir: str
     """Logs and sockets of the engine go below this folder."""
     seed: int
+    observed_sink: str | None = None
+    """Registered name of a trace sink, with the same `sink_options`, that may be read at start:
+    drafters that learn by `observe` are shown what it holds. None reads nothing."""
     lineages: tuple[LineagePlan, ...] = ()
     """Further lineages beside the default one, which all of the above describes. Only given to
     engines that provide `holds_lineages`."""
@@ -333,6 +338,7 @@ class LineagePlan:
     sink: str | None
     sink_options: Mapping[str, object]
     """Of a sink of its own: a lineage learns from the requests that it served."""
+    observed_sink: str | None = None
 
 
 class TraceSink(Component, ABC):

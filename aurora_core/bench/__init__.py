@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from aurora_core.bench.command import bench_command
 from aurora_core.bench.figures import BatchFigures, ConfigFigures, Speedup
-from aurora_core.bench.measure import BenchReport, SpeedupReport, measure_speedup, run_bench
+from aurora_core.bench.measure import (
+    BenchReport,
+    SpeedupReport,
+    compare_drafters,
+    measure_speedup,
+    run_bench,
+)
 
 __all__ = [
     "BatchFigures",
@@ -13,6 +19,7 @@ __all__ = [
     "Speedup",
     "SpeedupReport",
     "bench_command",
+    "compare_drafters",
     "measure_speedup",
     "run_bench",
 ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from aurora_core.bench.figures import BatchFigures, ConfigFigures, summarise_batch
 from aurora_core.bench.machine import describe_machine
-from aurora_core.bench.pairs import FailedPair, Pair, num_pairs, run_pairs
+from aurora_core.bench.pairs import Contender, FailedPair, Pair, num_pairs, run_rounds
 from aurora_core.errors import BackendError, ConfigError
 from aurora_core.traffic.endpoint import Drafter, Endpoint
 from aurora_core.traffic.lossless import NEAR_TIE_GAP, LosslessCheck, LosslessReport
@@ -75,82 +76,140 @@ async def run_bench(
     settings: Mapping[str, object] | None = None,
     on_pair: OnPair | None = None,
 ) -> BenchReport:
-    """Measure a server with and without speculation at several batch sizes.
+    """Measure one server with and without speculation; arguments as of `compare_drafters`."""
+    reports = await compare_drafters(
+        {"": url},
+        prompts,
+        batch_sizes=batch_sizes,
+        repeats=repeats,
+        max_tokens=max_tokens,
+        drafter=drafter,
+        lineage=lineage,
+        model=model,
+        api_key=api_key,
+        timeout_s=timeout_s,
+        near_tie_gap=near_tie_gap,
+        settings=settings,
+        on_pair=on_pair,
+    )
+    return reports[""]
 
+
+async def compare_drafters(
+    urls: Mapping[str, str],
+    prompts: Sequence[Prompt],
+    *,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    repeats: int = 3,
+    max_tokens: int = 128,
+    drafter: Drafter = "live",
+    lineage: str = "",
+    model: str | None = None,
+    api_key: str | None = None,
+    timeout_s: float = 600.0,
+    near_tie_gap: float = NEAR_TIE_GAP,
+    settings: Mapping[str, object] | None = None,
+    on_pair: OnPair | None = None,
+) -> dict[str, BenchReport]:
+    """Measure the drafters of several servers with one target, all interleaved, at batch sizes.
+
+    Every prompt runs once without speculation and once with each drafter, one after the other, so
+    that what a machine does over minutes meets all alike. Servers that are not asked are idle.
     Nothing of it is recorded in traces.
 
     Args:
-        url: base URL of an engine of Aurora.
+        urls: name of a drafter -> base URL of the engine of Aurora that serves it.
         prompts: held-out prompts; every batch size goes through all of them.
         batch_sizes: numbers of concurrent requests.
         repeats: least number of pairs of runs per batch size.
         max_tokens: output tokens per request.
         drafter: `live`, or a resident version.
-        lineage: whose drafter; empty where the server has one lineage.
-        model: name of the model; None takes the first one the server has.
+        lineage: whose drafter; empty where the servers have one lineage.
+        model: name of the model; None takes the first one each server has.
         api_key: sent as a bearer token.
         timeout_s: longest time for one answer.
         near_tie_gap: see `LosslessCheck`.
-        settings: further facts to keep in the report, for example where the prompts come from.
-        on_pair: called after every pair.
+        settings: further facts to keep in the reports, for example where the prompts come from.
+        on_pair: called after every round, with the numbers of a single drafter.
+
+    Returns:
+        A report for each name, in the order given; they share the runs without speculation.
 
     Raises:
         ConfigError: no batch size, or one below 1 or above the number of prompts.
-        BackendError: no server, not one of Aurora's, or no pair of runs succeeded.
+        BackendError: no server, not one of Aurora's, or no pair of runs of a drafter succeeded.
     """
     _check_batch_sizes(batch_sizes, len(prompts))
     started, created = time.perf_counter(), time.time()
-    batches = []
-    async with Endpoint(url, model=model, api_key=api_key, timeout_s=timeout_s) as endpoint:
+    batches: dict[str, list[BatchFigures]] = {name: [] for name in urls}
+    async with AsyncExitStack() as stack:
+        endpoints = {
+            name: await stack.enter_async_context(
+                Endpoint(url, model=model, api_key=api_key, timeout_s=timeout_s)
+            )
+            for name, url in urls.items()
+        }
         for batch_size in batch_sizes:
-            check = LosslessCheck(endpoint, max_tokens=max_tokens, near_tie_gap=near_tie_gap)
-            pairs: list[Pair] = []
-            failures: list[FailedPair] = []
-            async for pair in run_pairs(
-                endpoint,
-                prompts,
-                batch_size=batch_size,
-                repeats=repeats,
-                max_tokens=max_tokens,
-                drafter=drafter,
-                check=check,
-                lineage=lineage,
+            contenders = [
+                Contender(
+                    endpoint=endpoint,
+                    drafter=drafter,
+                    lineage=lineage,
+                    check=LosslessCheck(endpoint, max_tokens=max_tokens, near_tie_gap=near_tie_gap),
+                )
+                for endpoint in endpoints.values()
+            ]
+            rounds = []
+            async for pairs in run_rounds(
+                contenders, prompts, batch_size=batch_size, repeats=repeats, max_tokens=max_tokens
             ):
-                if isinstance(pair, Pair):
-                    pairs.append(pair)
-                else:
-                    failures.append(pair)
+                rounds.append(pairs)
                 if on_pair is not None:
                     on_pair(batch_size, num_pairs(batch_size, len(prompts), repeats))
-            if not pairs:
-                raise BackendError(
-                    f"no run with batch size {batch_size} on {endpoint.url} succeeded; the last "
-                    f"one failed with {failures[-1].reason}"
-                )
-            batches.append(
-                summarise_batch(
-                    batch_size, pairs, failed_pairs=len(failures), lossless=check.report
-                )
-            )
-        return BenchReport(
+            for name, contender, outcomes in zip(
+                urls, contenders, zip(*rounds, strict=True), strict=True
+            ):
+                batches[name].append(_figures(batch_size, contender, outcomes))
+    facts = {
+        "batch_sizes": list(batch_sizes),
+        "repeats": repeats,
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+        "drafter": drafter,
+        "num_prompts": len(prompts),
+        "near_tie_gap": near_tie_gap,
+        **(settings or {}),
+    }
+    wall_s, machine = time.perf_counter() - started, describe_machine()
+    return {
+        name: BenchReport(
             schema=BENCH_SCHEMA,
             url=endpoint.url,
             model=endpoint.model,
             created=created,
-            wall_s=time.perf_counter() - started,
-            machine=describe_machine(),
-            settings={
-                "batch_sizes": list(batch_sizes),
-                "repeats": repeats,
-                "max_tokens": max_tokens,
-                "temperature": 0.0,
-                "drafter": drafter,
-                "num_prompts": len(prompts),
-                "near_tie_gap": near_tie_gap,
-                **(settings or {}),
-            },
-            batches=tuple(batches),
+            wall_s=wall_s,
+            machine=machine,
+            settings=facts,
+            batches=tuple(batches[name]),
         )
+        for name, endpoint in endpoints.items()
+    }
+
+
+def _figures(
+    batch_size: int, contender: Contender, outcomes: Sequence[Pair | FailedPair]
+) -> BatchFigures:
+    """Sum up what one drafter did at one batch size."""
+    pairs = [outcome for outcome in outcomes if isinstance(outcome, Pair)]
+    failures = [outcome for outcome in outcomes if isinstance(outcome, FailedPair)]
+    if not pairs:
+        raise BackendError(
+            f"no run with batch size {batch_size} on {contender.endpoint.url} succeeded; the last "
+            f"one failed with {failures[-1].reason}"
+        )
+    return summarise_batch(
+        batch_size, pairs, failed_pairs=len(failures), lossless=contender.check.report
+    )
 
 
 async def measure_speedup(

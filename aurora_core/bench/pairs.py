@@ -63,39 +63,91 @@ def num_pairs(batch_size: int, num_prompts: int, repeats: int) -> int:
     return max(repeats, math.ceil(num_prompts / batch_size))
 
 
-async def run_pairs(
-    endpoint: Endpoint,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """One drafter that is measured, and the engine that serves it."""
+
+    endpoint: Endpoint
+    """Entered."""
+    drafter: Drafter
+    """`live`, or a resident version."""
+    check: LosslessCheck
+    """Compares its outputs."""
+    lineage: str = ""
+    """Whose drafter; empty where the engine has one lineage."""
+
+
+async def run_rounds(
+    contenders: Sequence[Contender],
     prompts: Sequence[Prompt],
     *,
     batch_size: int,
     repeats: int,
     max_tokens: int,
-    drafter: Drafter,
-    check: LosslessCheck,
-    lineage: str = "",
-) -> AsyncIterator[Pair | FailedPair]:
-    """Warm up, then yield `num_pairs(...)` pairs; also compares their outputs with `check`.
+) -> AsyncIterator[tuple[Pair | FailedPair, ...]]:
+    """Warm up, then yield `num_pairs(...)` rounds: one pair for each contender, in their order.
 
-    Prompts are taken in turn, `batch_size` at a time, from the beginning again when they run out.
+    In a round the same prompts run once without speculation and once with each contender; all its
+    pairs share the run without. Contenders take turns in serving that one, and all runs in being
+    the first. Prompts are taken in turn, `batch_size` at a time, from the beginning again when they
+    run out.
 
     Raises:
-        BackendError: the server does not serve without speculation, or does not tell tokens.
+        BackendError: a server does not serve without speculation, or does not tell tokens.
     """
-    none = RequestSettings(max_tokens=max_tokens, drafter="none", record=False, lineage=lineage)
-    speculative = replace(none, drafter=drafter)
-    await _warm_up(endpoint, prompts[:batch_size], (none, speculative))
+    plain = [
+        RequestSettings(
+            max_tokens=max_tokens, drafter="none", record=False, lineage=contender.lineage
+        )
+        for contender in contenders
+    ]
+    speculative = [
+        replace(none, drafter=contender.drafter)
+        for none, contender in zip(plain, contenders, strict=True)
+    ]
+    for contender, *settings in zip(contenders, plain, speculative, strict=True):
+        await _warm_up(contender.endpoint, prompts[:batch_size], settings)
     for number in range(num_pairs(batch_size, len(prompts), repeats)):
         first = number * batch_size
         batch = [prompts[(first + offset) % len(prompts)] for offset in range(batch_size)]
-        order = (none, speculative) if number % 2 == 0 else (speculative, none)
-        try:
-            runs = {settings.drafter: await _run(endpoint, batch, settings) for settings in order}
-            pair = Pair(none=runs[none.drafter], speculative=runs[speculative.drafter])
-            await _compare(check, batch, pair, endpoint.url)
-        except RequestFailed as failure:
-            yield FailedPair(reason=str(failure))
-            continue
-        yield pair
+        plain_on = number % len(contenders)
+        runs = [(contenders[plain_on].endpoint, plain[plain_on])]
+        runs += [
+            (contender.endpoint, settings)
+            for contender, settings in zip(contenders, speculative, strict=True)
+        ]
+        outcomes: dict[int, Run | RequestFailed] = {}
+        for turn in range(len(runs)):
+            index = (number + turn) % len(runs)
+            try:
+                outcomes[index] = await _run(runs[index][0], batch, runs[index][1])
+            except RequestFailed as failure:
+                outcomes[index] = failure
+        yield tuple(
+            [
+                await _paired(contender, batch, outcomes[0], outcomes[index])
+                for index, contender in enumerate(contenders, start=1)
+            ]
+        )
+
+
+async def _paired(
+    contender: Contender,
+    batch: Sequence[Prompt],
+    none: Run | RequestFailed,
+    speculative: Run | RequestFailed,
+) -> Pair | FailedPair:
+    """Return two runs as a pair, their outputs compared."""
+    try:
+        for outcome in (none, speculative):
+            if isinstance(outcome, RequestFailed):
+                raise outcome
+        assert isinstance(none, Run) and isinstance(speculative, Run)
+        pair = Pair(none=none, speculative=speculative)
+        await _compare(contender.check, batch, pair, contender.endpoint.url)
+    except RequestFailed as failure:
+        return FailedPair(reason=str(failure))
+    return pair
 
 
 async def _warm_up(

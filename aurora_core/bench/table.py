@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -14,6 +14,32 @@ from aurora_core.traffic.replay import number
 
 def render_report(report: BenchReport) -> Iterator[Table | str]:
     """Yield the table of a benchmark, and after it what a reader has to know about it."""
+    table = _empty_table(report, "config")
+    for figures in report.batches:
+        _add_row(table, figures, "none", figures.none)
+        _add_row(table, figures, "speculative", figures.speculative)
+    yield table
+    for figures in report.batches:
+        yield _speed(figures)
+    yield from _remarks(report)
+
+
+def render_comparison(reports: Mapping[str, BenchReport]) -> Iterator[Table | str]:
+    """Yield the same for several drafters that were measured together, by name."""
+    first = next(iter(reports.values()))
+    table = _empty_table(first, "drafter")
+    for index, plain in enumerate(first.batches):
+        _add_row(table, plain, "none", plain.none)
+        for name, report in reports.items():
+            figures = report.batches[index]
+            _add_row(table, figures, name, figures.speculative)
+    yield table
+    for name, report in reports.items():
+        for line in (*map(_speed, report.batches), *_remarks(report)):
+            yield f"{name}: {line}"
+
+
+def _empty_table(report: BenchReport, heading: str) -> Table:
     # Fits into 80 columns.
     table = Table(
         title=f"{report.model} at {report.url}",
@@ -22,18 +48,12 @@ def render_report(report: BenchReport) -> Iterator[Table | str]:
         padding=0,
     )
     table.add_column("BS", justify="right")
-    table.add_column("config")
-    for heading in ("OTPS\nmean", "\nP50", "\nP05", "\nP95", "\nspeed-up", "acceptance\nlength"):
-        table.add_column(heading, justify="right", min_width=5)
-    for heading in ("TTFT ms\nP50", "\nP95"):
-        table.add_column(heading, justify="right", min_width=5)
-    for figures in report.batches:
-        _add_row(table, figures, "none", figures.none)
-        _add_row(table, figures, "speculative", figures.speculative)
-    yield table
-    for figures in report.batches:
-        yield _speed(figures)
-    yield from _remarks(report)
+    table.add_column(heading)
+    for title in ("OTPS\nmean", "\nP50", "\nP05", "\nP95", "\nspeed-up", "acceptance\nlength"):
+        table.add_column(title, justify="right", min_width=5)
+    for title in ("TTFT ms\nP50", "\nP95"):
+        table.add_column(title, justify="right", min_width=5)
+    return table
 
 
 def _add_row(table: Table, figures: BatchFigures, name: str, config: ConfigFigures) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -10,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aurora_core.cli.run import ConfigPath, Overrides, PluginNames, load
+from aurora_core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from aurora_core.bench.command import Serve
     from aurora_core.config import RunConfig
     from aurora_core.plugins import Plugins
 
@@ -127,6 +131,13 @@ def bench(
     model: Model = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For one answer.")] = 600.0,
     out: Out = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME: {KEY.PATH: VALUE}",
+            help="Measure CONFIG with these settings as well, interleaved; repeat it for more.",
+        ),
+    ] = None,
     plugin: PluginNames = None,
     override: Overrides = None,
 ) -> None:
@@ -134,19 +145,34 @@ def bench(
     from aurora_core.bench import bench_command
 
     sizes = tuple(batch_size or (1, 8, 16, 32))
-    serve = None
+    serve: Serve | None = None
+    variants: dict[str, Serve] | None = None
     if url is None:
         from aurora_core.controller.serve_only import serve_only
 
         settings, plugins = load(config, plugin or (), override or ())
-        settings = with_room(settings, plugins, max(sizes))
         if domain is None and prompts is None and settings.traffic is not None:
             domain = list(settings.traffic.domains)
 
-        serve = partial(serve_only, settings, plugins, version=version)
+        def server(chosen: RunConfig) -> Serve:
+            roomy = with_room(chosen, plugins, max(sizes))
+            return partial(serve_only, roomy, plugins, version=version)
+
+        serve = server(settings)
+        if variant:
+            variants = {settings.speculator.name: serve}
+            for name, overrides in read_variants(variant, taken=settings.speculator.name).items():
+                changed, _ = load(config, plugin or (), [*(override or ()), *overrides])
+                variants[name] = server(changed)
+            serve = None
+    elif variant:
+        raise ConfigError(
+            "--variant needs engines that the benchmark starts itself, so leave --url out"
+        )
     bench_command(
         url,
         serve=serve,
+        variants=variants,
         batch_sizes=sizes,
         repeats=repeats,
         num_prompts=num_prompts,
@@ -159,6 +185,33 @@ def bench(
         timeout_s=timeout,
         out=out,
     )
+
+
+def read_variants(texts: Sequence[str], *, taken: str) -> dict[str, list[str]]:
+    """Return name -> overrides in the form of `--set`, from the values of `--variant`.
+
+    Args:
+        texts: YAML mappings of one name to its settings, each by its path.
+        taken: name of the configuration without any of them.
+
+    Raises:
+        ConfigError: another form, or a name that stands for two.
+    """
+    from aurora_core import config_source
+
+    variants: dict[str, list[str]] = {}
+    for text in texts:
+        named = config_source.parse(text, f"--variant {text!r}")
+        [(name, settings)] = named.items() if len(named) == 1 else [("", None)]
+        if not isinstance(settings, dict) or not settings:
+            raise ConfigError(
+                f"--variant {text!r} is not one name with its settings, for example "
+                "'tree: {speculator.tree_width: 2}'"
+            )
+        if name == taken or name in variants:
+            raise ConfigError(f"--variant {text!r}: the name {name!r} is taken; choose another")
+        variants[str(name)] = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    return variants
 
 
 def with_room(settings: RunConfig, plugins: Plugins, batch_size: int) -> RunConfig:

@@ -214,6 +214,7 @@ def plan_serving(
         sink_options=parts.sink.options.model_dump(mode="json"),
         run_dir=str(run_dir or directory.path),
         seed=config.seed,
+        observed_sink=config.trace_sink.name,
         lineages=lineages,
     )
 

@@ -107,4 +107,5 @@ def plan_lineage(
         initial_version=initial,
         sink=config.trace_sink.name,
         sink_options=parts.sink.options.model_dump(mode="json"),
+        observed_sink=config.trace_sink.name,
     )

@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from aurora_core.errors import CheckpointError
-from aurora_core.interfaces import Drafter, DraftRequest, Proposal
+from aurora_core.interfaces import DraftDistributions, Drafter, DraftRequest, Proposal
+from aurora_core.sampling import dense_probs, pick
 
 
 class ToyNetwork(nn.Module):
@@ -128,15 +129,29 @@ def load_network(path: Path, target_fingerprint: str) -> ToyNetwork:
 
 
 class ToyDrafter(Drafter):
-    """Drafts a chain, request by request, so that batching changes nothing."""
+    """Drafts a chain, request by request, so that batching changes nothing.
 
-    def __init__(self, network: ToyNetwork, *, dtype: torch.dtype, device: torch.device) -> None:
+    With siblings, each depth has several tokens, and the first of them goes on.
+    """
+
+    def __init__(
+        self,
+        network: ToyNetwork,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_siblings: int = 1,
+    ) -> None:
         self._network = copy.deepcopy(network).to(device=device, dtype=dtype).eval()
         self._dtype, self._device = dtype, device
+        self._num_siblings = num_siblings
         self._states: dict[str, Tensor] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        """Draft greedily from the newest hidden state; nothing where none is known."""
+        """Draft from the newest hidden state, sampled where a request allows it.
+
+        Nothing is drafted where no hidden state is known.
+        """
         return [self._propose(request) for request in requests]
 
     @torch.no_grad()
@@ -149,17 +164,56 @@ class ToyDrafter(Drafter):
             return Proposal(token_ids=[], parents=[], log_probs=[])
         token = request.token_ids[-1:].to(self._device)
         token_ids: list[int] = []
+        parents: list[int] = []
         log_probs: list[float] = []
-        for _ in range(min(request.num_speculative_tokens, request.max_nodes)):
+        probs: list[Tensor] = []
+        parent = -1
+        for depth in range(request.num_speculative_tokens):
+            count = min(self._num_siblings, request.max_nodes - len(token_ids))
+            if count < 1:
+                break
             state, logits = self._network(state, token)
-            best = logits.float().log_softmax(-1).max(-1)
-            token = self._network.draft_token_ids[best.indices]
-            token_ids.append(int(token))
-            log_probs.append(float(best.values))
+            row = logits.float()[0]
+            draft_ids = row.topk(min(count, len(row))).indices.tolist()
+            if request.sampling is not None:
+                stated, draft_ids = self._sample(row, request, depth, count)
+                probs += [stated.float()] * len(draft_ids)
+            ids = self._network.draft_token_ids[draft_ids]
+            first = len(token_ids)
+            token_ids += ids.tolist()
+            parents += [parent] * len(draft_ids)
+            log_probs += row.log_softmax(-1)[draft_ids].tolist()
+            parent, token = first, ids[:1]
         return Proposal(
-            token_ids=token_ids, parents=list(range(-1, len(token_ids) - 1)), log_probs=log_probs
+            token_ids=token_ids,
+            parents=parents,
+            log_probs=log_probs,
+            drawn_from=self._drawn_from(probs),
+        )
+
+    def _sample(
+        self, logits: Tensor, request: DraftRequest, depth: int, count: int
+    ) -> tuple[Tensor, list[int]]:
+        """Draw siblings; return the distribution they come from, [W], and their draft ids."""
+        assert request.sampling is not None
+        probs = dense_probs(logits, request.sampling)
+        return probs, [pick(probs, draw) for draw in draws(request.uniforms[depth], count)]
+
+    def _drawn_from(self, probs: Sequence[Tensor]) -> DraftDistributions | None:
+        """Return what the nodes were drawn from, [W] each; None where they are the likeliest."""
+        if not probs:
+            return None
+        return DraftDistributions(
+            token_ids=self._network.draft_token_ids, probs=torch.stack(list(probs))
         )
 
     def forget(self, request_id: str) -> None:
         """Drop the request's hidden state."""
         self._states.pop(request_id, None)
+
+
+def draws(uniform: float, count: int) -> list[float]:
+    """Return independent numbers in [0, 1) for siblings, made of the one number of their depth."""
+    generator = torch.Generator().manual_seed(int(uniform * 2**53))
+    numbers: list[float] = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
+    return numbers

@@ -1,8 +1,9 @@
 """A real speculator of a few thousand weights: what tests of learner, engine and controller train.
 
 A recurrent cell reads the target's last hidden state and the latest token and predicts the next
-one; its own state takes the place of the hidden state from then on. Chain drafts, an own frozen
-draft vocabulary, strict checkpoints: everything the interface asks for, and nothing clever.
+one; its own state takes the place of the hidden state from then on. Drafts are chains or have
+siblings and are sampled on request, the draft vocabulary is its own and frozen, checkpoints are
+strict: everything the interface asks for, and nothing clever.
 
 This module is a plugin: name it in an entry point `toy = "aurora_core.testing.toy_speculator"`.
 """
@@ -44,6 +45,8 @@ class ToyOptions(Options):
     """Draft positions that are trained."""
     draft_vocab_size: int = Field(64, ge=1)
     """Tokens it can draft, at most: the most frequent ones of the first traces."""
+    num_siblings: int = Field(1, ge=1)
+    """Tokens drafted at each depth; the first of them goes on. More than one makes trees."""
     noise: float = Field(0.0, ge=0)
     """Standard deviation of what is added to hidden states while training. Training then depends
     on random states, and on all of the past."""
@@ -57,6 +60,7 @@ class ToySpeculator(Speculator):
     def __init__(self, options: ToyOptions, target: TargetSpec) -> None:
         super().__init__(options, target)
         self.options: ToyOptions = options
+        self.topologies = frozenset({"chain" if options.num_siblings == 1 else "tree"})
 
     @property
     def needs(self) -> Needs:
@@ -200,4 +204,6 @@ class ToySpeculator(Speculator):
         from aurora_core.testing.toy_network import ToyDrafter, ToyNetwork
 
         assert isinstance(module, ToyNetwork)
-        return ToyDrafter(module, dtype=dtype, device=device)
+        return ToyDrafter(
+            module, dtype=dtype, device=device, num_siblings=self.options.num_siblings
+        )

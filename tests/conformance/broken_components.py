@@ -14,6 +14,7 @@ from aurora_core.records import (
     BackendStatus,
     DraftVersion,
     Evidence,
+    Provides,
     RequestStats,
     SinkStats,
     SwapReceipt,
@@ -134,6 +135,70 @@ class StatsOverstateAcceptance(FakeBackend):
         self._requests[index] = dataclasses.replace(
             answer.stats, accepted_per_position=(answer.stats.num_drafted + 1, 0, 0)
         )
+        return answer
+
+
+class SamplesSoundly(FakeBackend):
+    """Draws sampled answers from four letters, with drafts of the first two; this one is right.
+
+    Accepts a draft with the probability that is due, one half, and else draws what is left.
+    """
+
+    @property
+    def provides(self) -> Provides:
+        return dataclasses.replace(
+            super().provides, verification_rules=frozenset({"greedy", "rejection"})
+        )
+
+    async def answer(self, body: dict[str, Any], prompt: str) -> Answer:
+        answer = await super().answer(body, prompt)
+        if not body.get("temperature"):
+            return answer
+        chance = random.Random(f"{body['seed']}")
+        speculative = answer.stats.max_draft_version >= 0
+        letters = [
+            self.verified(chance) if speculative else chance.choice("abcd")
+            for _ in answer.token_ids
+        ]
+        return dataclasses.replace(answer, token_ids=[ord(letter) for letter in letters])
+
+    def verified(self, chance: random.Random) -> str:
+        """Return one letter that a draft of "ab" and its verification commit."""
+        return self.drafted(chance) if chance.random() < 0.5 else chance.choice("cd")
+
+    def drafted(self, chance: random.Random) -> str:
+        """Return a draft."""
+        return chance.choice("ab")
+
+
+class AcceptsAllDrafts(SamplesSoundly):
+    """Sampled drafts are never refused."""
+
+    def verified(self, chance: random.Random) -> str:
+        return self.drafted(chance)
+
+
+class ResidualIsTheTarget(SamplesSoundly):
+    """After a refusal it draws from the target's distribution, what was refused included."""
+
+    def verified(self, chance: random.Random) -> str:
+        return self.drafted(chance) if chance.random() < 0.5 else chance.choice("abcd")
+
+
+class AcceptsByTheTargetAlone(SamplesSoundly):
+    """Accepts a sampled draft with the target's probability, as if it were deterministic."""
+
+    def verified(self, chance: random.Random) -> str:
+        return self.drafted(chance) if chance.random() < 0.25 else chance.choice("cd")
+
+
+class NeverDrafts(FakeBackend):
+    """Takes a version and decodes plainly."""
+
+    async def answer(self, body: dict[str, Any], prompt: str) -> Answer:
+        answer = await super().answer(body, prompt)
+        index = self._requests.index(answer.stats)
+        self._requests[index] = dataclasses.replace(answer.stats, num_drafted=0)
         return answer
 
 
@@ -342,6 +407,10 @@ BACKENDS: dict[type[FakeBackend], set[str]] = {
     FinishedIsUnordered: {"test_finished_requests_come_once_in_order"},
     SpeculationStaysOn: {"test_speculation_can_be_switched_off_again"},
     DrafterChangesTheOutput: {"test_greedy_answers_are_the_same_with_any_drafter"},
+    AcceptsAllDrafts: {"test_sampled_answers_come_from_the_same_distribution"},
+    ResidualIsTheTarget: {"test_sampled_answers_come_from_the_same_distribution"},
+    AcceptsByTheTargetAlone: {"test_sampled_answers_come_from_the_same_distribution"},
+    NeverDrafts: {"test_sampled_answers_come_from_the_same_distribution"},
     StopsOnce: {"test_stopping_what_never_started_is_harmless"},
     StatsOverstateAcceptance: {"test_counts_of_a_request_agree_with_its_answer"},
 }

@@ -11,7 +11,7 @@ from aurora_core.spool import SpoolOptions
 from aurora_core.testing.fake_backend import FakeBackend, FakeBackendOptions
 from aurora_core.testing.suite_run import TestResult, run_suites
 from aurora_core.testing.suites import BackendSuite, SwapPolicySuite, TraceSinkSuite
-from tests.conformance.broken_components import BACKENDS, MUTANTS, POLICIES, SINKS
+from tests.conformance.broken_components import BACKENDS, MUTANTS, POLICIES, SINKS, SamplesSoundly
 
 
 def suite_for(mutant: type) -> type:
@@ -24,6 +24,10 @@ def suite_for(mutant: type) -> type:
         def records_traces(self) -> bool:
             return False
 
+        @pytest.fixture
+        def num_sampled_answers(self) -> int:
+            return 480
+
     class Sinks(TraceSinkSuite):
         @pytest.fixture
         def sink(self, tmp_path: Path) -> object:
@@ -34,7 +38,7 @@ def suite_for(mutant: type) -> type:
         def policy(self) -> object:
             return mutant(Options())
 
-    return Backends if mutant in BACKENDS else Sinks if mutant in SINKS else Policies
+    return Backends if issubclass(mutant, FakeBackend) else Sinks if mutant in SINKS else Policies
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +58,14 @@ def test_the_bug_is_caught(results: list[TestResult], mutant: type, tests: set[s
     assert by_test.keys() == tests
     missed = {test for test, outcomes in by_test.items() if "failed" not in outcomes}
     assert not missed, mutant.__doc__
+
+
+def test_sound_sampling_of_drafts_passes() -> None:
+    results = run_suites(
+        {"TestSound": suite_for(SamplesSoundly)},
+        select=lambda suite, test: test == "test_sampled_answers_come_from_the_same_distribution",
+    )
+    assert [result.outcome for result in results] == ["passed", "passed"]
 
 
 def test_there_are_enough_of_them() -> None:

@@ -49,6 +49,7 @@ def make_engine(target: TargetSpec, tmp_path: Path) -> Iterator[EngineMaker]:
             sink_options={"path": str(tmp_path / "spool")},
             run_dir=str(tmp_path),
             seed=0,
+            observed_sink="spool",
         )
         settings = {"num_threads": 1, "dtype": "float32", "max_verification_rows": 32}
         engines.append(build_engine(plan, TorchBackendOptions.model_validate(settings)))
@@ -103,6 +104,15 @@ def test_an_answer_given_before_is_accepted_to_full_depth(make_engine, num_branc
     # The first token comes from the prompt, the others in steps of four and what is left.
     assert known.num_steps == 10 < new.num_steps
     assert sum(known.accepted_per_position) == NUM_TOKENS - 1 - known.num_steps
+
+
+def test_an_engine_that_starts_again_knows_what_was_answered_before(make_engine):
+    before = make_engine()
+    first, new = generate(before, "first")
+    before.shutdown()  # writes the trace
+    second, known = generate(make_engine(), "second", record=False)
+    assert first == second
+    assert known.num_steps == 10 < new.num_steps
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,10 @@ def test_an_error_raised_by_two_tasks_is_told_once(capsys):
         (["check", "--set", "speculator=eagel"], "no plugin provides 'eagel' under speculators"),
         (["replay", "--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1"),
         (["bench", "--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1"),
+        (
+            ["bench", "--url", "http://127.0.0.1:1", "--variant", "a: {seed: 1}"],
+            "--variant needs engines that the benchmark starts itself, so leave --url out",
+        ),
         (["ui", "nowhere"], "run directory 'nowhere' has no MLflow store (mlflow.db)"),
     ],
 )

@@ -19,6 +19,7 @@ import pytest
 SPECULATOR_PARTS = (
     "fixtures",
     "drafting",
+    "sampling",
     "learning",
     "supervision",
     "checkpoint",

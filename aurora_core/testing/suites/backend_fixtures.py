@@ -80,6 +80,11 @@ class BackendFixtures:
         return 3
 
     @pytest.fixture
+    def num_sampled_answers(self) -> int:
+        """Sampled answers that are compared, with drafts and without; the more, the finer."""
+        return 160
+
+    @pytest.fixture
     def overfit_steps(self) -> int:
         """Optimizer steps within which the speculator learns a few answers by heart."""
         return 400

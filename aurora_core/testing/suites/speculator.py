@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from aurora_core.testing.suites.speculator_checkpoint import CheckpointPromises
 from aurora_core.testing.suites.speculator_drafting import DraftingPromises
+from aurora_core.testing.suites.speculator_sampling import SamplingPromises
 from aurora_core.testing.suites.speculator_serving import ServingPromises
 from aurora_core.testing.suites.speculator_supervision import SupervisionPromises
 from aurora_core.testing.suites.speculator_tree import TreePromises
 
 
 class SpeculatorSuite(
-    DraftingPromises, SupervisionPromises, CheckpointPromises, ServingPromises, TreePromises
+    DraftingPromises,
+    SamplingPromises,
+    SupervisionPromises,
+    CheckpointPromises,
+    ServingPromises,
+    TreePromises,
 ):
     """Promises of `Speculator` and `Drafter`. On a CPU, without an engine, in some seconds.
 

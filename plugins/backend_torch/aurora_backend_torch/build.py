@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from aurora_backend_torch.config import TorchBackendOptions
+from aurora_backend_torch.earlier_traces import observe_earlier
 from aurora_backend_torch.engine import Engine
 from aurora_backend_torch.held_lineage import HeldLineage
 from aurora_backend_torch.model import TargetModel
@@ -15,7 +16,7 @@ from aurora_core import kernels
 from aurora_core.components import build_component
 from aurora_core.config import ComponentSection
 from aurora_core.errors import BackendError
-from aurora_core.interfaces import LineagePlan, ServePlan, TraceWriter
+from aurora_core.interfaces import LineagePlan, ServePlan, TraceSink, TraceWriter
 from aurora_core.plugins import Plugins
 from aurora_core.target.weights import TargetWeights
 
@@ -90,14 +91,20 @@ def _residents(
     elif lineage.initial_version is not None:
         residents.load(lineage.initial_version.version, lineage.initial_version.checksum)
         residents.activate(lineage.initial_version.version, set())
+    if lineage.observed_sink is not None and residents.learn_by_observing:
+        observe_earlier(residents, _sink(plugins, lineage.observed_sink, lineage))
     return residents
 
 
 def _writer(lineage: ServePlan | LineagePlan, plugins: Plugins) -> TraceWriter | None:
     if lineage.sink is None:
         return None
-    section = ComponentSection(name=lineage.sink, **lineage.sink_options)
-    return build_component(plugins, "trace_sinks", section).open_writer()
+    return _sink(plugins, lineage.sink, lineage).open_writer()
+
+
+def _sink(plugins: Plugins, name: str, lineage: ServePlan | LineagePlan) -> TraceSink:
+    section = ComponentSection(name=name, **lineage.sink_options)
+    return build_component(plugins, "trace_sinks", section)
 
 
 def _device(name: str) -> torch.device:

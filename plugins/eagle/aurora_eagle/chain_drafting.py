@@ -20,6 +20,7 @@ def draft_chains(
     requests: Sequence[DraftRequest],
     *,
     min_log_prob: float,
+    least: float,
 ) -> list[Proposal]:
     """Return the chain of best, or sampled, tokens that follows each start.
 
@@ -29,6 +30,9 @@ def draft_chains(
         caches: of the call; the rows behind the target's are overwritten.
         requests: one per start.
         min_log_prob: a chain is not extended beyond a token where its own log-probability is less.
+        least: a chain ends before a token with which its log-probability would be less; its first
+            token always stays. Sampled tokens stay too: what is left of chance after leaving out
+            what was unlikely would not be the distribution that they were drawn from.
     """
     tokens: list[list[int]] = [[] for _ in start.limit]
     log_probs: list[list[float]] = [[] for _ in start.limit]
@@ -45,6 +49,8 @@ def draft_chains(
         survivors = []
         rows = zip(growing, token.tolist(), log_prob.tolist(), of_chain.tolist(), strict=True)
         for row, (index, drafted, its_log_prob, so_far) in enumerate(rows):
+            if so_far < least and depth > 1 and requests[index].sampling is None:
+                continue
             tokens[index].append(drafted)
             log_probs[index].append(its_log_prob)
             if depth < limit[index] and so_far >= min_log_prob:

@@ -67,8 +67,9 @@ class Eagle3Options(Options):
     tree_nodes: int = Field(16, ge=1, le=256)
     """Nodes of a tree at most, over all its branches: the best by path probability."""
     min_node_confidence: float = Field(0.05, ge=0, lt=1)
-    """A node of a tree is not proposed if its path's probability, as the drafter sees it, is
-    below this. Worth about the cost of verifying one more token, in tokens."""
+    """A node of a tree, or a token of a chain after its first, is not proposed if its path's
+    probability, as the drafter sees it, is below this; sampled tokens always are. Worth about the
+    cost of verifying one more token, in tokens."""
     export_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Storage type of published weights; the learner's own checkpoints are float32."""
 

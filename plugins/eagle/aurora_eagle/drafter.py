@@ -48,8 +48,9 @@ class Eagle3Drafter(Drafter):
         """Take in the new rows and draft for each request.
 
         A path ends at `num_speculative_tokens`, at the last position that the model was made for,
-        or after the token where its probability fell below `min_confidence`. A request without new
-        rows gets no draft. Chains are sampled where the request allows it; trees never are.
+        after the token where its probability fell below `min_confidence`, or before the one where
+        it fell below `min_node_confidence`. A request without new rows gets no draft. Chains are
+        sampled where the request allows it; trees never are.
         """
         caches = [self._open(request) for request in requests]
         proposals = [Proposal(token_ids=[], parents=[], log_probs=[]) for _ in requests]
@@ -72,6 +73,7 @@ class Eagle3Drafter(Drafter):
                 caches,
                 [requests[index] for index in start.request],
                 min_log_prob=self._min_log_prob,
+                least=self._least_log_prob,
             )
         for index, draft in zip(start.request, drafts, strict=True):
             proposals[index] = draft

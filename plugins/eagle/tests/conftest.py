@@ -52,6 +52,7 @@ def make_speculator(target: TargetSpec) -> Callable[..., Eagle3Speculator]:
             "draft_vocab_size": 96,
             "training_steps": 3,
             "min_confidence": 0.0,
+            "min_node_confidence": 0.0,
             "export_dtype": "float32",
         }
         return Eagle3Speculator(Eagle3Options.model_validate(defaults | options), target)

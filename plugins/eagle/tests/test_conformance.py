@@ -13,7 +13,12 @@ from aurora_eagle.speculator import Eagle3Speculator
 class TestEagle3(SpeculatorSuite):
     @pytest.fixture
     def speculator(self, target: TargetSpec) -> Eagle3Speculator:
-        options = Eagle3Options(draft_vocab_size=96, greedy_teacher="argmax", min_confidence=0.0)
+        options = Eagle3Options(
+            draft_vocab_size=96,
+            greedy_teacher="argmax",
+            min_confidence=0.0,
+            min_node_confidence=0.0,
+        )
         return Eagle3Speculator(options, target)
 
 

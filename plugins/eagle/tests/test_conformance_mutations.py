@@ -19,7 +19,9 @@ from aurora_eagle.speculator import Eagle3Speculator
 class Suite(SpeculatorSuite):
     @pytest.fixture
     def speculator(self, target: TargetSpec) -> Eagle3Speculator:
-        return Eagle3Speculator(Eagle3Options(draft_vocab_size=96, min_confidence=0.0), target)
+        return Eagle3Speculator(
+            Eagle3Options(draft_vocab_size=96, min_confidence=0.0, min_node_confidence=0.0), target
+        )
 
 
 def drafted_rows_are_three_late(patch: pytest.MonkeyPatch) -> None:

@@ -180,6 +180,30 @@ def test_an_unlikely_chain_is_not_extended(
         assert short.log_probs == pytest.approx(full.log_probs[:length])
 
 
+def test_an_unlikely_token_after_the_first_is_not_proposed(
+    make_speculator: Callable[..., Eagle3Speculator], network: Eagle3Network, traces: list[Trace]
+) -> None:
+    def draft(least: float, request: DraftRequest) -> Proposal:
+        speculator = make_speculator(min_confidence=0.0, min_node_confidence=least)
+        (proposal,) = speculator.drafter(network, dtype=torch.float32, device=CPU).propose(
+            [request]
+        )
+        return proposal
+
+    request = ask(traces[0], 0, 8)
+    whole = draft(0.0, request)
+    paths = torch.tensor(list(whole.log_probs)).cumsum(0).exp().tolist()
+    assert len(paths) == 3 and paths[0] > paths[1] > paths[2]
+    for kept, least in enumerate([(paths[0] + paths[1]) / 2, (paths[1] + paths[2]) / 2], start=1):
+        cut = draft(least, request)
+        assert list(cut.token_ids) == list(whole.token_ids[:kept])
+        assert list(cut.parents) == list(whole.parents[:kept])
+    assert len(draft(0.99, request).token_ids) == 1
+    # Leaving out unlikely draws would change what the others are drawn from.
+    sampled = replace(request, sampling=Sampling(temperature=1.0), uniforms=[0.9, 0.9, 0.9])
+    assert len(draft(0.99, sampled).token_ids) == 3
+
+
 def test_training_afterwards_does_not_change_a_drafter(
     speculator: Eagle3Speculator,
     weights: TargetWeights,

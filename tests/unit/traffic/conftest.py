@@ -6,6 +6,7 @@ Its answers are a function of the prompt. With `extensions` it behaves like an e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import socket
@@ -25,6 +26,8 @@ class FakeOpenAI:
     """What the server does, and what it was asked. Reset for every test."""
 
     url: str = ""
+    name: str = ""
+    """Added to what is noted, where two servers share a list."""
     extensions: bool = True
     refuse_extensions: bool = False
     send_usage: bool = True
@@ -72,7 +75,7 @@ def _application(state: FakeOpenAI) -> fastapi.FastAPI:
 
     @app.post("/v1/chat/completions")
     async def chat(body: dict[str, Any]) -> Any:
-        state.bodies.append(body)
+        state.bodies.append(body | {"asked": state.name} if state.name else body)
         fault = state.plan.pop(0) if state.plan else ""
         if fault == "429":
             headers = {} if state.retry_after is None else {"Retry-After": state.retry_after}
@@ -182,8 +185,8 @@ def _statistics(
     }
 
 
-@pytest.fixture(scope="session")
-def _running_server() -> Iterator[FakeOpenAI]:
+@contextlib.contextmanager
+def _running() -> Iterator[FakeOpenAI]:
     state = FakeOpenAI()
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -201,11 +204,36 @@ def _running_server() -> Iterator[FakeOpenAI]:
     thread.join(timeout=10)
 
 
+@pytest.fixture(scope="session")
+def _running_server() -> Iterator[FakeOpenAI]:
+    with _running() as state:
+        yield state
+
+
+def _reset(state: FakeOpenAI) -> FakeOpenAI:
+    fresh = FakeOpenAI(url=state.url)
+    for name, value in vars(fresh).items():
+        setattr(state, name, value)
+    return state
+
+
 @pytest.fixture
 def server(_running_server: FakeOpenAI) -> Iterator[FakeOpenAI]:
     """The fake server, well-behaved until the test says otherwise."""
-    fresh = FakeOpenAI(url=_running_server.url)
-    for name, value in vars(fresh).items():
-        setattr(_running_server, name, value)
-    yield _running_server
+    yield _reset(_running_server)
     _running_server.hold.set()
+
+
+@pytest.fixture(scope="session")
+def _running_second_server() -> Iterator[FakeOpenAI]:
+    with _running() as state:
+        yield state
+
+
+@pytest.fixture
+def second_server(server: FakeOpenAI, _running_second_server: FakeOpenAI) -> FakeOpenAI:
+    """Another one; both note what they are asked in one list, with who was asked."""
+    state = _reset(_running_second_server)
+    server.name, state.name = "first", "second"
+    state.bodies = server.bodies
+    return state

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from functools import partial
 
 import pytest
 from rich.console import Console
 
-from aurora_core.bench import bench_command, measure_speedup, run_bench
+from aurora_core.bench import bench_command, compare_drafters, measure_speedup, run_bench
 from aurora_core.bench.figures import compute_speedup, summarise_batch
 from aurora_core.bench.machine import describe_machine
 from aurora_core.bench.pairs import Pair, Run, num_pairs
+from aurora_core.cli.measure import read_variants
+from aurora_core.config import RunConfig
 from aurora_core.errors import BackendError, ConfigError
 from aurora_core.traffic.completion import Completion, SpeculationStats
 from aurora_core.traffic.lossless import LosslessReport
@@ -247,6 +250,107 @@ def test_the_command_serves_for_the_time_of_the_benchmark(server):
     options = {"batch_sizes": (1,), "num_prompts": 2, "repeats": 1, "max_tokens": 8}
     bench_command(serve=serve, console=plain_console(), **options)
     assert events == ["started", 6]
+
+
+async def test_several_drafters_take_turns_on_the_same_prompts(server, second_server):
+    second_server.decode_s = {"none": 1.0, "live": 0.25}
+    second_server.accepted_per_step = 2
+    reports = await compare_drafters(
+        {"one": server.url, "two": second_server.url},
+        PROMPTS,
+        batch_sizes=(1,),
+        repeats=1,
+        max_tokens=20,
+    )
+    asked = [
+        (body["asked"], body["aurora"]["drafter"], body["messages"][0]["content"])
+        for body in server.bodies
+        if body["max_tokens"] == 20
+    ]
+    none_first, none_second = ("first", "none"), ("second", "none")
+    one, two = ("first", "live"), ("second", "live")
+    rounds = [
+        [none_first, one, two],
+        [one, two, none_second],
+        [two, none_first, one],
+        [none_second, one, two],
+    ]
+    assert asked == [
+        (*who, prompt.text) for prompt, turns in zip(PROMPTS, rounds, strict=True) for who in turns
+    ]
+    assert list(reports) == ["one", "two"]
+    figures = [report.batches[0] for report in reports.values()]
+    assert [part.speedup.ratio for part in figures] == [2.0, 4.0]
+    assert [part.speculative.acceptance_length for part in figures] == [2.0, 3.0]
+    assert figures[0].none == figures[1].none  # the same runs
+    assert [part.lossless.checked for part in figures] == [4, 4]
+
+
+async def test_a_drafter_that_fails_costs_the_others_nothing(server, second_server):
+    second_server.plan = ["", "", "500"]  # the warm-up takes two
+    reports = await compare_drafters(
+        {"one": server.url, "two": second_server.url},
+        PROMPTS,
+        batch_sizes=(1,),
+        repeats=1,
+        max_tokens=8,
+    )
+    pairs = {name: report.batches[0].num_pairs for name, report in reports.items()}
+    assert pairs == {"one": 4, "two": 3}
+
+
+def test_the_command_compares_variants_in_one_table(server, second_server, tmp_path):
+    second_server.decode_s = {"none": 1.0, "live": 0.25}
+    console, out = Console(file=io.StringIO(), width=80), tmp_path / "bench.json"
+    reports = bench_command(
+        variants={
+            "eagle3": partial(contextlib.nullcontext, server.url),
+            "ngram": partial(contextlib.nullcontext, second_server.url),
+        },
+        batch_sizes=(1,),
+        repeats=1,
+        num_prompts=3,
+        max_tokens=8,
+        domains=["sql"],
+        out=out,
+        console=console,
+    )
+    printed = console.file.getvalue()
+    rows = [line.split()[:2] for line in printed.splitlines()]
+    assert [row for row in rows if row[:1] == ["1"]] == [
+        ["1", "none"],
+        ["1", "eagle3"],
+        ["1", "ngram"],
+    ]
+    assert "ngram: batch size 1: speed-up 4.00x" in printed
+    assert "eagle3: outputs compared: 3, different: 0" in printed
+    document = json.loads(out.read_text())["variants"]
+    assert document["eagle3"]["batches"][0]["speedup"]["ratio"] == 2.0
+    assert reports["ngram"].batches[0].speedup.ratio == 4.0
+
+
+def test_variants_are_read_as_overrides():
+    texts = ["tree: {speculator.tree_width: 2}", 'x: {speculator: {name: ngram}, run_dir: "on"}']
+    variants = read_variants(texts, taken="eagle3")
+    assert list(variants) == ["tree", "x"]
+    tree, other = (RunConfig.quickstart(overrides) for overrides in variants.values())
+    assert tree.speculator.options["tree_width"] == 2
+    assert (other.speculator.name, other.run_dir.name) == ("ngram", "on")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["tree"], "holds 'tree' where a mapping of sections is expected"),
+        (["tree: 2"], "is not one name with its settings, for example 'tree: "),
+        (["a: {seed: 1}\nb: {seed: 2}"], "is not one name with its settings"),
+        (["eagle3: {seed: 1}"], "the name 'eagle3' is taken; choose another"),
+        (["a: {seed: 1}", "a: {seed: 2}"], "the name 'a' is taken; choose another"),
+    ],
+)
+def test_variants_that_cannot_be_read_are_refused(texts, message):
+    with pytest.raises(ConfigError, match=message):
+        read_variants(texts, taken="eagle3")
 
 
 def test_the_command_needs_one_server():
