@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from aurora_core.components import build_component, run_defaults
 from aurora_core.controller.run_directory import RunDirectory, without_secrets
+from aurora_core.controller.start_drafter import stage_start
 from aurora_core.controller.trials import can_route
 from aurora_core.errors import CheckpointError, ConfigError
 from aurora_core.interfaces import ServePlan
@@ -109,11 +110,15 @@ def build_parts(config: RunConfig, plugins: Plugins, *, progress: ReportProgress
 def prepare(parts: Parts, directory: RunDirectory) -> Lineage:
     """See that a run can use its directory and its trace sink; return what it continues from.
 
+    A new run of a speculator that starts trained continues from that drafter, as version 1.
+
     Raises:
         AuroraError: it cannot.
     """
     directory.check_resumable(parts.target, parts.config.speculator.name)
     parts.sink.prepare()
+    if parts.speculator.starts_trained:
+        stage_start(plan_serving(parts, directory, initial=None), directory)
     return read_lineage(directory)
 
 
