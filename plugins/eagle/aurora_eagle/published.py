@@ -129,8 +129,10 @@ def _with_maps(tensors: dict[str, Tensor], shape: DraftShape) -> dict[str, Tenso
     if shape.draft_vocab_size == shape.vocab_size and "d2t" not in tensors:
         tensors = {"d2t": torch.zeros(shape.vocab_size, dtype=torch.int64), **tensors}
     offsets = tensors.get("d2t")
-    if offsets is None or "t2d" in tensors or offsets.dtype != torch.int64:
+    if offsets is None or "t2d" in tensors:
         return tensors
+    if offsets.dtype != torch.int64 or offsets.dim() != 1:
+        return tensors  # refused soon
     ids = offsets + torch.arange(len(offsets))
     membership = torch.zeros(shape.vocab_size, dtype=torch.bool)
     membership[ids[(ids >= 0) & (ids < shape.vocab_size)]] = True

@@ -125,7 +125,7 @@ def read_published_config(
             norm_before_residual=bool(flags.get("norm_before_residual", False)),
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise _refusal(folder, f"is incomplete ({type(error).__name__}: {error})") from error
+        raise _refusal(folder, f"cannot be followed ({type(error).__name__}: {error})") from error
 
 
 def read_rope(config: Mapping[str, Any]) -> tuple[float, tuple[tuple[str, str | float], ...]]:

@@ -347,7 +347,7 @@ REFUSED_CONFIGS = {
     "layers of another kind": ({"model_type": "qwen3"}, r"has layers of 'qwen3'; drafters with"),
     "quantised": ({"quantization_config": {"bits": 4}}, r"quantization_config = .*only None"),
     "scaled otherwise": ({"rope_scaling": {"type": "yarn"}}, r"rope scaling 'yarn', known are"),
-    "incomplete": ({"intermediate_size": None}, r"is incomplete \(TypeError"),
+    "incomplete": ({"intermediate_size": None}, r"cannot be followed \(TypeError"),
     "heads that do not divide": ({"num_key_value_heads": 3}, r"num_key_value_heads = 3, expected"),
     "of another target": ({"aurora": {"target_fingerprint": "x"}}, r"made for another target than"),
     "two layers read": ({IDS: [1, 2]}, r"reads what enters layers \[1, 2\], and 3 increasing"),
