@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,40 +37,9 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="needs vLLM's environment: run `make test-vllm`"),
 ]
 NUM_SPECULATIVE_TOKENS = 3
-LAYOUTS = ("eagle3", "speculators")
 PROMPTS = [[5, 6, 7, 8 + number] for number in range(4)]
 NUM_TOKENS = 24
-
-STOCK = """
-import json, sys
-from vllm import LLM, SamplingParams
-
-if __name__ == "__main__":
-    target, speculation, prompts, num_tokens = map(json.loads, sys.argv[1:])
-    llm = LLM(
-        **target, dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=2,
-        distributed_executor_backend="uni", speculative_config=speculation,
-        per_request_spec_decode_metrics="detailed", disable_log_stats=False,
-    )
-    runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
-    propose, drafts = runner.propose_draft_token_ids, []
-
-    def recorded(*arguments, **options):
-        proposed = propose(*arguments, **options)
-        drafts.append([int(token) for token in proposed[0]])
-        return proposed
-
-    runner.propose_draft_token_ids = recorded
-    answers = []
-    for prompt in prompts:
-        drafts.clear()
-        parameters = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-        [output] = llm.generate([{"prompt_token_ids": prompt}], parameters)
-        accepted = output.outputs[0].spec_decode_metrics.per_step_accepted
-        answers.append((list(output.outputs[0].token_ids), list(drafts), list(accepted)))
-    method = runner.speculative_config.method
-    print(json.dumps([answers, method, "aurora_core" in sys.modules]))
-"""
+Served = Callable[[str], list["Answer"]]
 
 
 @dataclass(frozen=True)
@@ -84,26 +54,35 @@ class Answer:
     """Of each but the last."""
 
 
-def serve(speculation: dict[str, Any], **target: str) -> list[Answer]:
-    """Let a stock vLLM answer the prompts, one after the other."""
-    arguments = [target, speculation, PROMPTS, NUM_TOKENS]
+def serve(folder: Path, target: str, speculation: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Let a stock vLLM draft with each of some configurations; return its answers by name."""
+    plan, answers = folder / "plan.json", folder / "answers.json"
+    content = {
+        "target": target,
+        "prompts": PROMPTS,
+        "num_tokens": NUM_TOKENS,
+        "speculation": speculation,
+    }
+    plan.write_text(json.dumps(content))
     variables = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": "",
         "PYTHONPATH": "",
     }
+    script = str(Path(__file__).with_name("stock_vllm.py"))
     finished = subprocess.run(
-        [PYTHON, "-c", STOCK, *map(json.dumps, arguments)],
+        [PYTHON, script, str(plan), str(answers)],
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
-    answers, method, has_aurora = json.loads(finished.stdout.splitlines()[-1])
-    assert (method, has_aurora) == (speculation.get("method", "eagle3"), False)
-    return [Answer(prompt, *answer) for prompt, answer in zip(PROMPTS, answers, strict=True)]
+    found: dict[str, Any] = json.loads(answers.read_text())
+    return found
 
 
 class Published:
@@ -126,13 +105,13 @@ class Published:
         return build_component(self._plugins, "speculators", section, target=self.target)
 
     def publish(
-        self, name: str, speculator: Speculator, *, shape: dict[str, object]
+        self, name: str, speculator: Speculator, *, norm_before_residual: bool = False
     ) -> VersionStore:
         """Publish a drafter with noise in all its matrices as version 1, and return its store."""
         torch.manual_seed(0)
-        module = speculator.build_module(self.weights, ())
-        if shape:
-            module.shape = dataclasses.replace(module.shape, **shape)  # type: ignore[arg-type]
+        module: Any = speculator.build_module(self.weights, ())
+        if norm_before_residual:
+            module.shape = dataclasses.replace(module.shape, norm_before_residual=True)
         with torch.no_grad():
             for parameter in module.parameters():
                 if parameter.requires_grad and parameter.dim() == 2:
@@ -204,11 +183,9 @@ class Published:
             start = root
         return proposals
 
-    def require_equal_drafts(self, speculator: Speculator, path: str, found: list[Answer]) -> None:
-        module = speculator.load(Path(path), self.weights)
-        self.require_proposals(speculator, module, found)
-
-    def require_proposals(self, speculator: Speculator, module: Any, found: list[Answer]) -> None:
+    def require_equal_drafts(
+        self, speculator: Speculator, module: Any, found: list[Answer]
+    ) -> None:
         """See that vLLM drafted what our drafter does, and that this says something."""
         seen = set()
         for answer in found:
@@ -219,49 +196,83 @@ class Published:
         assert len(seen) > 10
 
 
+EAGLE3 = {"draft_vocab_size": 128, "min_confidence": 0}
+MEDUSA = {"num_heads": NUM_SPECULATIVE_TOKENS, "tree": "chain", "min_reach": 0}
+MEDUSA_HEADS = {
+    "shared head, cut vocabulary": {"own_heads": False, "draft_vocab_size": 128},
+    "own heads, whole vocabulary": {"own_heads": True, "draft_vocab_size": 320, "num_blocks": 2},
+}
+
+
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     return Published(tmp_path_factory.mktemp("formats"))
 
 
-@pytest.mark.parametrize("norm_before_residual", [False, True])
-def test_eagle3_drafts_the_same_from_each_of_its_layouts(
-    published: Published, norm_before_residual: bool
+@pytest.fixture(scope="module")
+def folders(published: Published) -> dict[str, str]:
+    """Everything that is served, by name."""
+    speculator = published.speculator("eagle3", **EAGLE3)
+    plain = published.publish("eagle3", speculator)
+    normed = published.publish("eagle3 normed", speculator, norm_before_residual=True)
+    found = {
+        "native": published.export(plain, speculator, "eagle3"),
+        "speculators": published.export(plain, speculator, "speculators"),
+        "normed": published.export(normed, speculator, "speculators"),
+    }
+    for name, options in MEDUSA_HEADS.items():
+        speculator = published.speculator("medusa", **MEDUSA, **options)
+        store = published.publish(name, speculator)
+        found[name] = published.export(store, speculator, "medusa")
+    return found
+
+
+@pytest.fixture(scope="module")
+def served(published: Published, folders: dict[str, str]) -> Served:
+    """What vLLM drafted with each; `speculators` folders say themselves how to draft."""
+    speculation: dict[str, dict[str, Any]] = {
+        name: {"model": folder, "num_speculative_tokens": NUM_SPECULATIVE_TOKENS}
+        for name, folder in folders.items()
+    }
+    speculation["native"]["method"] = "eagle3"
+    for name in MEDUSA_HEADS:
+        speculation[name]["method"] = "medusa"
+    found = serve(published.folder, published.target.path, speculation)
+
+    def answers(name: str) -> list[Answer]:
+        assert not isinstance(found[name], str), found[name]
+        return [Answer(prompt, *one) for prompt, one in zip(PROMPTS, found[name], strict=True)]
+
+    return answers
+
+
+def test_both_layouts_of_eagle3_draft_what_our_drafter_does(
+    published: Published, folders: dict[str, str], served: Served
 ) -> None:
-    speculator = published.speculator("eagle3", draft_vocab_size=128, min_confidence=0)
-    shape = {"norm_before_residual": norm_before_residual}
-    store = published.publish(f"eagle3-{norm_before_residual}", speculator, shape=shape)
-    folders = {layout: published.export(store, speculator, layout) for layout in LAYOUTS}
-    depth = {"num_speculative_tokens": NUM_SPECULATIVE_TOKENS}
-    native = serve(
-        {"method": "eagle3", "model": folders["eagle3"], **depth}, model=published.target.path
-    )
-    other = serve({"model": folders["speculators"], **depth}, model=published.target.path)
-    assert other == native
+    native = served("native")
+    assert served("speculators") == native
     assert sum(sum(answer.accepted) for answer in native) > 0
-    published.require_equal_drafts(speculator, folders["eagle3"], native)
-    starting = published.speculator("eagle3", start_from=folders["speculators"], min_confidence=0)
-    module = starting.build_module(published.weights, ())
-    published.require_proposals(starting, module, native)
+    speculator = published.speculator("eagle3", **EAGLE3)
+    module = speculator.load(Path(folders["native"]), published.weights)
+    published.require_equal_drafts(speculator, module, native)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"own_heads": False, "draft_vocab_size": 128},
-        {"own_heads": True, "draft_vocab_size": 320, "num_blocks": 2},
-    ],
-    ids=["shared head, cut vocabulary", "own heads, whole vocabulary"],
-)
-def test_medusa_drafts_the_same_from_what_it_publishes(
-    published: Published, options: dict[str, object]
+@pytest.mark.parametrize("name", ["speculators", "normed"])
+def test_a_drafter_in_the_layout_of_speculators_is_imported_as_vllm_reads_it(
+    published: Published, folders: dict[str, str], served: Served, name: str
 ) -> None:
-    speculator = published.speculator(
-        "medusa", num_heads=NUM_SPECULATIVE_TOKENS, tree="chain", min_reach=0, **options
-    )
-    store = published.publish(f"medusa-{options['own_heads']}", speculator, shape={})
-    folder = published.export(store, speculator, "medusa")
-    depth = {"num_speculative_tokens": NUM_SPECULATIVE_TOKENS}
-    found = serve({"method": "medusa", "model": folder, **depth}, model=published.target.path)
-    assert sum(sum(answer.accepted) for answer in found) > 0
-    published.require_equal_drafts(speculator, folder, found)
+    speculator = published.speculator("eagle3", start_from=folders[name], min_confidence=0)
+    module = speculator.build_module(published.weights, ())
+    published.require_equal_drafts(speculator, module, served(name))
+    assert served("normed") != served("native"), "the residual makes a difference"
+
+
+@pytest.mark.parametrize("name", MEDUSA_HEADS)
+def test_medusa_drafts_what_our_drafter_does_from_what_it_publishes(
+    published: Published, folders: dict[str, str], served: Served, name: str
+) -> None:
+    answers = served(name)
+    assert sum(sum(answer.accepted) for answer in answers) > 0
+    speculator = published.speculator("medusa", **MEDUSA, **MEDUSA_HEADS[name])
+    module = speculator.load(Path(folders[name]), published.weights)
+    published.require_equal_drafts(speculator, module, answers)

@@ -353,7 +353,10 @@ REFUSED_CONFIGS = {
     "two layers read": ({IDS: [1, 2]}, r"reads what enters layers \[1, 2\], and 3 increasing"),
     "a layer too deep": ({IDS: [1, 2, 5]}, r"layers \[1, 2, 5\], and 3 increasing ones from 0 to"),
     "layers out of order": ({IDS: [3, 2, 1]}, r"layers \[3, 2, 1\], and 3 increasing ones"),
-    "of another algorithm": ({"speculators_model_type": "dflash"}, r"is of a 'dflash' drafter"),
+    "of another algorithm": (
+        {"speculators_model_type": "dflash", "transformer_layer_config": {}},
+        r"is of a 'dflash' drafter, and not of EAGLE-3",
+    ),
 }
 
 
