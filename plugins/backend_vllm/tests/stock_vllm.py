@@ -2,9 +2,9 @@
 
     python stock_vllm.py PLAN.json ANSWERS.json
 
-The plan holds `target`, `prompts`, `num_tokens` and `speculation`: a vLLM speculative configuration
-for each name. The answers hold, for each name, (token ids, drafts after every step, accepted counts
-of every step) of each prompt, or else what went wrong.
+The plan holds `prompts`, `num_tokens` and `cases`: by name, vLLM's `model` and, if that does not
+bring its own, `speculative_config`. The answers hold, for each name, (token ids, drafts after every
+step, accepted counts of every step) of each prompt, or else what went wrong.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Any
 
 def main(plan_path: str, answers_path: str) -> None:
     """Serve every configuration in a process of its own, for a process holds one engine."""
-    import vllm  # noqa: F401 - slow to import, and so only once
+    from vllm import LLM  # noqa: F401 - slow to import, and so only once
 
     plan = json.loads(Path(plan_path).read_text())
-    answers = {name: in_child(plan, one) for name, one in plan["speculation"].items()}
+    answers = {name: in_child(plan, case) for name, case in plan["cases"].items()}
     assert "aurora_core" not in sys.modules
     Path(answers_path).write_text(json.dumps(answers))
 
 
-def in_child(plan: dict[str, Any], speculation: dict[str, Any]) -> Any:
+def in_child(plan: dict[str, Any], case: dict[str, Any]) -> Any:
     """Return what `serve` does, or a traceback."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(read)
         try:
-            result: Any = serve(plan, speculation)
+            result: Any = serve(plan, case)
         except BaseException:  # whatever it is, the test is to show it
             result = traceback.format_exc()
         with os.fdopen(write, "w") as pipe:
@@ -47,18 +47,17 @@ def in_child(plan: dict[str, Any], speculation: dict[str, Any]) -> Any:
     return json.loads(told) if told else f"vLLM ended with status {status}"
 
 
-def serve(plan: dict[str, Any], speculation: dict[str, Any]) -> list[Any]:
+def serve(plan: dict[str, Any], case: dict[str, Any]) -> list[Any]:
     """Answer the prompts greedily, one after the other."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        plan["target"],
+        **case,
         dtype="float32",
         enforce_eager=True,
         max_model_len=256,
         max_num_seqs=2,
         distributed_executor_backend="uni",
-        speculative_config=speculation,
         per_request_spec_decode_metrics="detailed",
         disable_log_stats=False,
     )

@@ -54,15 +54,10 @@ class Answer:
     """Of each but the last."""
 
 
-def serve(folder: Path, target: str, speculation: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Let a stock vLLM draft with each of some configurations; return its answers by name."""
+def serve(folder: Path, cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Let a stock vLLM draft in each of some cases; return its answers by name."""
     plan, answers = folder / "plan.json", folder / "answers.json"
-    content = {
-        "target": target,
-        "prompts": PROMPTS,
-        "num_tokens": NUM_TOKENS,
-        "speculation": speculation,
-    }
+    content = {"prompts": PROMPTS, "num_tokens": NUM_TOKENS, "cases": cases}
     plan.write_text(json.dumps(content))
     variables = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -229,15 +224,21 @@ def folders(published: Published) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def served(published: Published, folders: dict[str, str]) -> Served:
-    """What vLLM drafted with each; `speculators` folders say themselves how to draft."""
-    speculation: dict[str, dict[str, Any]] = {
-        name: {"model": folder, "num_speculative_tokens": NUM_SPECULATIVE_TOKENS}
+    """What vLLM drafted with each."""
+    cases: dict[str, dict[str, Any]] = {
+        name: {
+            "model": published.target.path,
+            "speculative_config": {
+                "method": "medusa" if name in MEDUSA_HEADS else "eagle3",
+                "model": folder,
+                "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,
+            },
+        }
         for name, folder in folders.items()
     }
-    speculation["native"]["method"] = "eagle3"
-    for name in MEDUSA_HEADS:
-        speculation[name]["method"] = "medusa"
-    found = serve(published.folder, published.target.path, speculation)
+    # Such a folder can stand in for the model: it names its target and how many tokens to draft.
+    cases["as a model"] = {"model": folders["speculators"]}
+    found = serve(published.folder, cases)
 
     def answers(name: str) -> list[Answer]:
         assert not isinstance(found[name], str), found[name]
@@ -251,6 +252,7 @@ def test_both_layouts_of_eagle3_draft_what_our_drafter_does(
 ) -> None:
     native = served("native")
     assert served("speculators") == native
+    assert served("as a model") == native
     assert sum(sum(answer.accepted) for answer in native) > 0
     speculator = published.speculator("eagle3", **EAGLE3)
     module = speculator.load(Path(folders["native"]), published.weights)

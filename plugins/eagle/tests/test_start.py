@@ -16,7 +16,7 @@ from aurora_core.controller.run_directory import RunDirectory
 from aurora_core.errors import ConfigError
 from aurora_core.plugins import Plugins
 from aurora_core.target.weights import TargetWeights
-from aurora_core.versions import read_run_state
+from aurora_core.versions import RunState, read_run_state, write_run_state
 from plugins.eagle.tests.published_drafters import draft_tensors, speculators_config, write
 
 
@@ -64,10 +64,7 @@ def test_a_published_drafter_is_version_1_and_live(
             assert (stored[name.replace("layers.0.", "midlayer.")] == tensor).all(), name
 
         # A run that goes on does not begin again, not even when a person switched drafts off.
-        directory.state.write_text(
-            directory.state.read_text().replace('"champion":1', '"champion":null')
-        )
-        assert read_run_state(directory.state).champion is None
+        write_run_state(directory.state, RunState(champion=None, pinned=True))
         assert build.prepare(parts, directory).newest_version == 1
         assert read_run_state(directory.state).champion is None
 
