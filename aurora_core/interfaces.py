@@ -85,6 +85,8 @@ class Speculator(Component, ABC):
     weights can be drafted with in either way and an engine may choose."""
     formats: ClassVar[frozenset[str]] = frozenset({"module"})
     """Checkpoint formats that `save` writes: `module` plus names of engine layouts."""
+    export_formats: ClassVar[frozenset[str]] = frozenset()
+    """Further layouts that `export` makes of what `save` wrote."""
     trainable: ClassVar[bool] = True
     """False for algorithms that learn by `Drafter.observe` alone: nothing is published, and an
     engine drafts from its start with what `build_module(weights, ())` gives."""
@@ -97,6 +99,14 @@ class Speculator(Component, ABC):
     @abstractmethod
     def needs(self) -> Needs:
         """Return what must be recorded. Read once, before anything is loaded."""
+
+    @property
+    def starts_trained(self) -> bool:
+        """Whether `build_module(weights, ())` gives a drafter that was trained already.
+
+        A published one for example. A new run serves it from its first request then.
+        """
+        return False
 
     @abstractmethod
     def build_module(self, weights: TargetWeights, traces: Sequence[Trace]) -> nn.Module:
@@ -144,6 +154,22 @@ class Speculator(Component, ABC):
             CheckpointError: a missing, extra, misshaped or non-finite tensor, or a checkpoint of
                 another target or vocabulary; nothing is loaded then.
         """
+
+    def export(
+        self, checkpoint: Path, folder: Path, *, layout: str, num_speculative_tokens: int
+    ) -> None:
+        """Write a checkpoint in another layout, without loading the target.
+
+        Args:
+            checkpoint: what `save` wrote; whole, its checksum was compared.
+            folder: exists and is empty.
+            layout: one of `export_formats`.
+            num_speculative_tokens: for layouts that say how deep to draft.
+
+        Raises:
+            CheckpointError: the layout cannot hold this drafter.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no layout {layout!r}")
 
     @abstractmethod
     def drafter(self, module: nn.Module, *, dtype: torch.dtype, device: torch.device) -> Drafter:

@@ -14,7 +14,9 @@ from aurora_core.cli.judging import RunDirectory, load_plugins
 from aurora_core.cli.versions import DEFAULT_RUN_DIRECTORY
 
 if TYPE_CHECKING:
+    from aurora_core.config import RunConfig
     from aurora_core.interfaces import Speculator
+    from aurora_core.plugins import Plugins
 
 
 def compare(
@@ -76,7 +78,7 @@ def export(
         typer.Option("--format", metavar="NAME", help="Of the speculator; an engine's without it."),
     ] = None,
 ) -> None:
-    """Copy a version to where another engine loads it from, checked against its checksum."""
+    """Write a version to where another engine loads it from, checked against its checksum."""
     from aurora_core.explain import read_config
     from aurora_core.exporting import export_version
     from aurora_core.versions import VersionStore
@@ -85,5 +87,33 @@ def export(
     plugins = load_plugins(config.plugins)
     speculator = cast("type[Speculator]", plugins.resolve("speculators", config.speculator.name))
     store = VersionStore(run_dir / "versions")
-    chosen = export_version(store, version, folder, formats=speculator.formats, wanted=wanted)
+    chosen = export_version(
+        store,
+        version,
+        folder,
+        formats=speculator.formats,
+        wanted=wanted,
+        converters={
+            layout: partial(_convert, config, plugins, layout)
+            for layout in speculator.export_formats
+        },
+    )
     print(f"version {version} lies in {folder}, in the format {chosen}")
+
+
+def _convert(
+    config: RunConfig, plugins: Plugins, layout: str, checkpoint: Path, folder: Path
+) -> None:
+    """Let the speculator of a run write a checkpoint in another layout."""
+    from aurora_core.components import build_component
+    from aurora_core.target.pull import pull_target
+    from aurora_core.target.spec import read_target_spec
+
+    target = read_target_spec(pull_target(config.target), name=config.target)
+    speculator = build_component(plugins, "speculators", config.speculator, target=target)
+    speculator.export(
+        checkpoint,
+        folder,
+        layout=layout,
+        num_speculative_tokens=config.num_speculative_tokens,
+    )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from aurora_core.components import build_component, run_defaults
 from aurora_core.controller.run_directory import RunDirectory, without_secrets
+from aurora_core.controller.start_drafter import stage_start
 from aurora_core.controller.trials import can_route, can_shadow
 from aurora_core.errors import CheckpointError, ConfigError
 from aurora_core.interfaces import LineagePlan, ServePlan
@@ -135,11 +136,15 @@ def build_policy(config: RunConfig, plugins: Plugins, backend: Backend) -> SwapP
 def prepare(parts: Parts, directory: RunDirectory) -> Lineage:
     """See that a run can use its directory and its trace sink; return what it continues from.
 
+    A new run of a speculator that starts trained continues from that drafter, as version 1.
+
     Raises:
         AuroraError: it cannot.
     """
     check_directory(parts, directory)
     parts.sink.prepare()
+    if parts.speculator.starts_trained:
+        stage_start(plan_serving(parts, directory, initial=None), directory)
     return read_lineage(directory)
 
 

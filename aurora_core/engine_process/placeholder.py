@@ -38,17 +38,31 @@ async def make_placeholder(plan: ServePlan, folder: Path) -> Path:
     """
     if (folder / _WEIGHTS_FILE).is_file():
         return folder
+    finished = await anyio.run_process(
+        placeholder_command(plan, folder),
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    if reason := find_failure(finished):
+        raise BackendError(reason)
+    return folder
+
+
+def placeholder_command(plan: ServePlan, folder: Path) -> list[str]:
+    """Write the plan beside the folder and return the command that makes a fresh drafter there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     plan_path = folder.parent / f"{folder.name}-{_PLAN_FILE}"
     plan_path.write_text(to_json(plan), encoding="utf-8")
-    command = [sys.executable, "-m", _MODULE, str(plan_path), str(folder)]
-    finished = await anyio.run_process(
-        command, check=False, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    if finished.returncode:
-        lines = finished.stderr.decode(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else f"exit status {finished.returncode}"
-        if finished.returncode == USER_ERROR:
-            raise BackendError(reason)
-        raise BackendError(f"the drafter that the engine starts with cannot be made: {reason}")
-    return folder
+    return [sys.executable, "-m", _MODULE, str(plan_path), str(folder)]
+
+
+def find_failure(finished: subprocess.CompletedProcess[bytes]) -> str | None:
+    """Return why the command that makes a drafter failed, in a sentence; None if it did not."""
+    if not finished.returncode:
+        return None
+    lines = finished.stderr.decode(errors="replace").strip().splitlines()
+    reason = lines[-1] if lines else f"exit status {finished.returncode}"
+    if finished.returncode == USER_ERROR:
+        return reason
+    return f"the drafter that the engine starts with cannot be made: {reason}"

@@ -82,6 +82,27 @@ def test_export_copies_the_checkpoint_and_nothing_of_ours(store, tmp_path):
     assert (folder / "model.safetensors").read_bytes() == b"weights"
 
 
+def test_export_lets_the_speculator_convert_what_is_only_in_another_layout(store, tmp_path):
+    def convert(checkpoint: Path, folder: Path) -> None:
+        (folder / "made.txt").write_text((checkpoint / "config.json").read_text())
+
+    folder = tmp_path / "out"
+    formats, converters = ("module", "eagle3"), {"speculators": convert, "another": convert}
+    found = export_version(
+        store, 1, folder, formats=formats, wanted="speculators", converters=converters
+    )
+    assert found == "speculators"
+    assert [path.name for path in folder.iterdir()] == ["made.txt"]
+    with pytest.raises(ConfigError, match="there is eagle3, module, another, speculators"):
+        export_version(
+            store, 1, tmp_path / "new", formats=formats, wanted="gguf", converters=converters
+        )
+    plain = export_version(
+        store, 1, tmp_path / "plain", formats=formats, wanted=None, converters=converters
+    )
+    assert plain == "eagle3", "what is only copied comes first"
+
+
 @pytest.mark.parametrize(
     ("change", "error", "sentence"),
     [

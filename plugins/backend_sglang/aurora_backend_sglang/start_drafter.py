@@ -54,6 +54,11 @@ def prepare_drafter(checkpoint: Path, folder: Path, plan: ServePlan) -> Path:
             f"checkpoint {str(checkpoint)!r} is of {architecture} and reads layers {layers}, and "
             f"SGLang is to serve EAGLE-3 on layers {list(plan.needs.aux_layers)}"
         )
+    if config.get("norm_before_residual"):
+        raise CheckpointError(
+            f"checkpoint {str(checkpoint)!r} has norm_before_residual, which SGLang does not know; "
+            "start from another drafter, or serve this one with vLLM"
+        )
     config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [layer - 1 for layer in layers]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -71,8 +71,11 @@ def server_command(
         CheckpointError: the checkpoint is none that vLLM drafts with.
     """
     check_arguments(options.arguments)
+    method = speculative_method(drafter)
+    if method == "medusa":
+        check_medusa(drafter, plan.num_speculative_tokens)
     speculation = {
-        "method": speculative_method(drafter),
+        "method": method,
         "model": str(drafter),
         "num_speculative_tokens": plan.num_speculative_tokens,
     }
@@ -141,12 +144,7 @@ def speculative_method(folder: Path) -> str:
     Raises:
         CheckpointError: config.json is missing, or names none that Aurora can swap.
     """
-    try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"config.json of checkpoint {str(folder)!r} is missing or damaged ({error})"
-        ) from error
+    config = _read_config(folder)
     architecture = str((config.get("architectures") or [""])[0])
     if "Eagle3" in architecture:
         return "eagle3"
@@ -159,3 +157,37 @@ def speculative_method(folder: Path) -> str:
         f"checkpoint {str(folder)!r} has the architecture {architecture!r}, and vLLM drafts with "
         "EAGLE-3, EAGLE and Medusa checkpoints of Aurora"
     )
+
+
+def check_medusa(folder: Path, num_speculative_tokens: int) -> None:
+    """Refuse heads that vLLM would not load, or would fill up with random ones.
+
+    Raises:
+        CheckpointError: there are fewer heads than draft tokens, or they have output matrices of
+            their own for a part of the vocabulary.
+    """
+    config = _read_config(folder)
+    num_heads, vocabulary = config.get("num_heads"), config.get("vocab_size")
+    if isinstance(num_heads, int) and num_heads < num_speculative_tokens:
+        raise CheckpointError(
+            f"checkpoint {str(folder)!r} has {num_heads} Medusa heads for num_speculative_tokens = "
+            f"{num_speculative_tokens}, and vLLM would take random weights for the rest; set "
+            f"num_speculative_tokens to {num_heads} or fewer"
+        )
+    is_cut = config.get("truncated_vocab_size", vocabulary) != vocabulary
+    if is_cut and not config.get("original_lm_head"):
+        raise CheckpointError(
+            f"checkpoint {str(folder)!r} has Medusa heads of their own for "
+            f"{config['truncated_vocab_size']} of {vocabulary} tokens, which vLLM cannot load; set "
+            f"`draft_vocab_size` of the speculator to {vocabulary}"
+        )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"config.json of checkpoint {str(folder)!r} is missing or damaged ({error})"
+        ) from error
+    return config

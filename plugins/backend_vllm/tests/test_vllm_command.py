@@ -13,6 +13,7 @@ from aurora_backend_vllm import plugin
 from aurora_backend_vllm.config import VllmBackendOptions
 from aurora_backend_vllm.engine.settings import read_settings
 from aurora_backend_vllm.server_command import (
+    check_medusa,
     server_command,
     server_environment,
     speculative_method,
@@ -84,6 +85,40 @@ def test_a_checkpoint_that_vllm_does_not_draft_with_is_refused(tmp_path: Path) -
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Other"]}))
     with pytest.raises(CheckpointError, match="has the architecture 'Other'"):
         speculative_method(tmp_path)
+
+
+MEDUSA = {"architectures": ["MedusaModel"], "num_heads": 3, "vocab_size": 320}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_heads": 2}, r"has 2 Medusa heads for num_speculative_tokens = 3, .* or fewer$"),
+        (
+            {"truncated_vocab_size": 128, "original_lm_head": False},
+            r"own for 128 of 320 tokens, .* set `draft_vocab_size` of the speculator to 320$",
+        ),
+    ],
+)
+def test_medusa_heads_that_vllm_would_not_load_are_refused(
+    plan: ServePlan, tmp_path: Path, changes, sentence: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MEDUSA | changes))
+    with pytest.raises(CheckpointError, match=sentence):
+        server_command(plan, VllmBackendOptions(), drafter=tmp_path, port=1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"truncated_vocab_size": 128, "original_lm_head": True},
+        {"truncated_vocab_size": 320, "original_lm_head": False},
+        {"num_heads": 5},
+    ],
+)
+def test_medusa_heads_that_vllm_loads_are_not(tmp_path: Path, changes) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MEDUSA | changes))
+    check_medusa(tmp_path, 3)
 
 
 def test_settings_of_another_version_are_refused() -> None:

@@ -5,6 +5,7 @@ Neither engine notices a missing tensor, so everything is checked here, before a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,8 @@ from aurora_core.errors import CheckpointError
 from aurora_core.records import TargetSpec
 from aurora_eagle import vocabulary
 from aurora_eagle.initialise import draft_shape
-from aurora_eagle.model import DraftShape, Eagle3Network, tensor_shapes
+from aurora_eagle.model import DraftShape, Eagle3Network, find_shape_fault, tensor_shapes
+from aurora_eagle.published_config import read_rope
 
 if TYPE_CHECKING:
     from aurora_core.target.weights import TargetWeights
@@ -91,15 +93,19 @@ def _config(
         "max_position_embeddings": shape.max_position_embeddings,
         # transformers 4 reads the first two, transformers 5 the third.
         "rope_theta": shape.rope_theta,
-        "rope_scaling": None,
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "rope_scaling": dict(shape.rope_scaling) or None,
+        "rope_parameters": {
+            "rope_type": "default",
+            **dict(shape.rope_scaling),
+            "rope_theta": shape.rope_theta,
+        },
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
         "vocab_size": shape.vocab_size,
         "draft_vocab_size": shape.draft_vocab_size,
         "num_aux_hidden_states": shape.num_aux_layers,
-        "norm_before_residual": False,
+        "norm_before_residual": shape.norm_before_residual,
         "norm_before_fc": False,
         "norm_output": False,
         "fc_norm": False,
@@ -136,7 +142,7 @@ def _read_shape(
             "tokenizer": own["tokenizer_fingerprint"],
         }
         its_layers = list(own["aux_layers"])
-        size = int(config["draft_vocab_size"])
+        shape = _shape(config, weights, num_aux_layers=len(aux_layers))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"config.json of checkpoint {str(path)!r} is missing, unreadable or incomplete "
@@ -159,8 +165,7 @@ def _read_shape(
             f"checkpoint {str(path)!r} reads layers {its_layers} of the target, expected "
             f"{list(aux_layers)}; set `aux_layers` to those of the checkpoint"
         )
-    shape = draft_shape(weights, draft_vocab_size=size, num_aux_layers=len(aux_layers))
-    # All that is left follows from the target: nothing may say otherwise, no flag either.
+    # All that is left follows from these or from the target: nothing may say otherwise.
     wanted = _config(shape, target=target, aux_layers=aux_layers, dtype=torch.float32)
     for name in sorted(wanted.keys() - {"torch_dtype", "aurora"}):
         if config.get(name) != wanted[name]:
@@ -168,9 +173,28 @@ def _read_shape(
                 f"config.json of checkpoint {str(path)!r} has {name} = {config.get(name)!r}, "
                 f"expected {wanted[name]!r}; publish it again"
             )
-    if not 0 < size <= shape.vocab_size:
+    if fault := find_shape_fault(shape):
         raise CheckpointError(
-            f"config.json of checkpoint {str(path)!r} has draft_vocab_size = {size}, expected 1 "
-            f"to {shape.vocab_size}; publish it again"
+            f"config.json of checkpoint {str(path)!r} has {fault}; publish it again"
         )
     return shape
+
+
+def _shape(config: dict[str, Any], weights: TargetWeights, *, num_aux_layers: int) -> DraftShape:
+    """Return the shape that config.json tells; of a published drafter it is not the target's."""
+    theta, scaling = read_rope(config)
+    return dataclasses.replace(
+        draft_shape(
+            weights,
+            draft_vocab_size=int(config["draft_vocab_size"]),
+            num_aux_layers=num_aux_layers,
+        ),
+        intermediate_size=int(config["intermediate_size"]),
+        num_heads=int(config["num_attention_heads"]),
+        num_kv_heads=int(config["num_key_value_heads"]),
+        head_dim=int(config["head_dim"]),
+        rms_norm_eps=float(config["rms_norm_eps"]),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        norm_before_residual=bool(config["norm_before_residual"]),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -9,9 +10,7 @@ from pydantic import Field
 from aurora_core.errors import ConfigError
 from aurora_core.interfaces import Options
 from aurora_core.records import TargetSpec
-
-NUM_AUX_LAYERS = 3
-"""Target layers whose hidden states a drafter reads; engines load no other number."""
+from aurora_eagle.published_config import NUM_AUX_LAYERS, read_published_config
 
 
 class Eagle3Options(Options):
@@ -51,8 +50,16 @@ class Eagle3Options(Options):
     greedy_teacher: Literal["soft", "argmax"] = "soft"
     """What greedy requests teach: the target's distribution at temperature 1, or its best token."""
     aux_layers: tuple[int, int, int] | None = None
-    """Layers of the target whose *entering* hidden states are read; None takes the 3rd, the middle
-    and the 3rd from the end, as EAGLE-3 does."""
+    """Layers of the target whose *entering* hidden states are read; None takes those of
+    `start_from`, or the 3rd, the middle and the 3rd from the end, as EAGLE-3 does."""
+    start_from: str | None = None
+    """Published EAGLE-3 drafter of this target that a new run serves from its first request and
+    goes on training: a directory in the native layout or that of `speculators`. It decides on
+    `draft_vocab_size`."""
+    start_from_layers: Literal["entering", "output"] | None = None
+    """What layer ids in the config.json of a native `start_from` mean: what enters these layers, as
+    vLLM takes them, or what leaves them, as SGLang does. Needed only where neither meaning gives
+    the usual layers of EAGLE-3."""
     initialise_from_target: bool = True
     """Whether a new drafter starts from the target's head, norm and last layer."""
     max_trace_tokens: int = Field(2048, ge=16)
@@ -88,11 +95,15 @@ def choose_aux_layers(options: Eagle3Options, target: TargetSpec) -> tuple[int, 
     """Return the layers to read, in the `entering` convention.
 
     Raises:
-        ConfigError: the chosen layers do not exist or repeat, or the target is too shallow for a
-            choice of its own.
+        ConfigError: the chosen layers do not exist, repeat or are not in order, the target is too
+            shallow for a choice of its own, or `start_from` does not say enough.
+        CheckpointError: the config.json of `start_from` is not what it should be.
     """
     num_layers = target.num_layers
     chosen = options.aux_layers
+    if chosen is None and options.start_from is not None:
+        folder = Path(options.start_from)
+        return read_published_config(folder, target, options.start_from_layers).aux_layers
     if chosen is None:
         if num_layers >= 7:
             return (2, num_layers // 2, num_layers - 3)
@@ -102,9 +113,10 @@ def choose_aux_layers(options: Eagle3Options, target: TargetSpec) -> tuple[int, 
             f"target {target.name!r} has only {num_layers} layers, too few to choose three from; "
             f"set `aux_layers` of speculator 'eagle3' to three of 0 to {num_layers}"
         )
-    if len(set(chosen)) < len(chosen) or not all(0 <= layer <= num_layers for layer in chosen):
+    # Engines capture layers in the order in which they run, whatever the order of their ids.
+    if not 0 <= chosen[0] < chosen[1] < chosen[2] <= num_layers:
         raise ConfigError(
             f"`aux_layers` of speculator 'eagle3' is {list(chosen)}, expected {NUM_AUX_LAYERS} "
-            f"different layers from 0 to {num_layers} of target {target.name!r}"
+            f"different layers from 0 to {num_layers} of target {target.name!r}, in their order"
         )
     return chosen

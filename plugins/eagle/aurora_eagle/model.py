@@ -11,6 +11,7 @@ predicts token t + 2. In later steps the network's own output takes the target's
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,12 @@ class DraftShape:
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
+    rope_scaling: tuple[tuple[str, str | float], ...] = ()
+    """Parameters of the scaling rule of rotary positions, sorted by name; empty without one. Only
+    published drafters have any: one that begins here learns its positions from its own traces."""
+    norm_before_residual: bool = False
+    """Whether the layer's residual is the normalised hidden state, as many published drafters made
+    with `speculators` have it, and not the hidden state itself."""
 
 
 class Attention(nn.Module):
@@ -152,9 +159,12 @@ class Eagle3Network(nn.Module):
         """Return the layer's output [R, H]: what the next step and, after `norm`, the head read.
 
         Args:
-            hidden_RH: as given to `attention_input`: the residual is not normalised.
+            hidden_RH: as given to `attention_input`: whether the residual is normalised, the shape
+                says.
             attended_RA: [R, N * E].
         """
+        if self.shape.norm_before_residual:
+            hidden_RH = self.midlayer.hidden_norm(hidden_RH)
         hidden_RH = hidden_RH + self.midlayer.self_attn.o_proj(attended_RA)
         normed_RH = self.midlayer.post_attention_layernorm(hidden_RH)
         output: Tensor = hidden_RH + self.midlayer.mlp(normed_RH)
@@ -190,12 +200,49 @@ def tensor_shapes(shape: DraftShape) -> dict[str, tuple[int, ...]]:
     }
 
 
-def rotary_table(shape: DraftShape, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of rotary angles, float32 [len(positions), head_dim / 2] each.
+def find_shape_fault(shape: DraftShape) -> str | None:
+    """Return which entry of a config.json no drafter can have, in words, or None."""
+    for name, size, largest in (
+        ("draft_vocab_size", shape.draft_vocab_size, shape.vocab_size),
+        ("intermediate_size", shape.intermediate_size, 1 << 20),
+        ("num_attention_heads", shape.num_heads, 1 << 10),
+        ("num_key_value_heads", shape.num_kv_heads, shape.num_heads),
+        ("head_dim", shape.head_dim, 1 << 12),
+    ):
+        if not 0 < size <= largest:
+            return f"{name} = {size}, expected 1 to {largest}"
+    if shape.num_heads % shape.num_kv_heads or shape.head_dim % 2:
+        return (
+            f"{shape.num_heads} heads of {shape.head_dim} for {shape.num_kv_heads} key-value heads"
+        )
+    return None
 
-    The angles follow `rope_theta` alone: a drafter learns its positions from its own traces and
-    has no need of the scaling that stretched its target's.
-    """
-    exponents = torch.arange(0, shape.head_dim, 2, device=positions.device).float() / shape.head_dim
-    angles = positions.float()[:, None] * (1.0 / shape.rope_theta**exponents)
-    return angles.cos(), angles.sin()
+
+def rotary_table(shape: DraftShape, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of rotary angles, float32 [len(positions), head_dim / 2] each."""
+    frequencies, factor = _rotary_frequencies(shape)
+    angles = positions.float()[:, None] * frequencies.to(positions.device)
+    return angles.cos() * factor, angles.sin() * factor
+
+
+@functools.lru_cache(maxsize=8)
+def _rotary_frequencies(shape: DraftShape) -> tuple[Tensor, float]:
+    """Return float32 [head_dim / 2] and a factor for cosines and sines."""
+    if not shape.rope_scaling:
+        exponents = torch.arange(0, shape.head_dim, 2).float() / shape.head_dim
+        return 1.0 / shape.rope_theta**exponents, 1.0
+    # Scaled rules come from transformers, which owns them; importing it takes seconds.
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rule = {**dict(shape.rope_scaling), "rope_theta": shape.rope_theta}
+    config = LlamaConfig(
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.num_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.max_position_embeddings,
+        rope_parameters=rule,
+    )
+    initialise = ROPE_INIT_FUNCTIONS[str(rule["rope_type"])]
+    frequencies, factor = initialise(config, torch.device("cpu"))
+    return frequencies, float(factor)

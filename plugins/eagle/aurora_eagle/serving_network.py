@@ -128,7 +128,7 @@ class ServingNetwork:
         """Store some rows, run the layer on them, and return its output [R, H].
 
         Args:
-            hidden: as given to `read`: the residual is not normalised.
+            hidden: as given to `read`.
             x: what `read` returned.
             places: of the rows.
             caches: of the call.
@@ -146,6 +146,8 @@ class ServingNetwork:
             self.shape.head_dim**-0.5,
             branch=branch,
         )
+        if self.shape.norm_before_residual:
+            hidden = x[:, self.shape.hidden_size :]
         hidden = hidden + linear(mixed, self._output)
         normed = rms_norm(hidden, self._post_norm, self.shape.rms_norm_eps)
         gated = silu_multiply(linear(normed, self._gate_up))

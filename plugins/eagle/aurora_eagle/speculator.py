@@ -28,6 +28,7 @@ class Eagle3Speculator(Speculator):
 
     Config = Eagle3Options
     formats: ClassVar[frozenset[str]] = frozenset({"module", "eagle3"})
+    export_formats: ClassVar[frozenset[str]] = frozenset({"sglang", "speculators"})
     options: Eagle3Options
 
     def __init__(self, options: Options, target: TargetSpec) -> None:
@@ -44,8 +45,27 @@ class Eagle3Speculator(Speculator):
             branch_rows=self.options.uses_branches,
         )
 
+    @property
+    def starts_trained(self) -> bool:
+        """Whether a published drafter is what a new run starts from."""
+        return self.options.start_from is not None
+
     def build_module(self, weights: TargetWeights, traces: Sequence[Trace]) -> nn.Module:
-        """Choose the draft vocabulary from the traces and return a new network."""
+        """Return the published drafter to start from, or a new one for the traces' vocabulary.
+
+        Raises:
+            CheckpointError: `start_from` is not what it should be.
+        """
+        if self.options.start_from is not None:
+            from aurora_eagle import published
+
+            return published.import_network(
+                Path(self.options.start_from),
+                weights,
+                target=self.target,
+                aux_layers=self._aux_layers,
+                convention=self.options.start_from_layers,
+            )
         from aurora_core.learner.draft_vocabulary import choose_target_ids
         from aurora_eagle import initialise
         from aurora_eagle.model import Eagle3Network
@@ -117,6 +137,20 @@ class Eagle3Speculator(Speculator):
         from aurora_eagle import checkpoint
 
         return checkpoint.load(path, weights, target=self.target, aux_layers=self._aux_layers)
+
+    def export(
+        self, checkpoint: Path, folder: Path, *, layout: str, num_speculative_tokens: int
+    ) -> None:
+        """Write what `save` wrote in SGLang's convention, or in the layout of `speculators`."""
+        from aurora_eagle import exports
+
+        exports.export(
+            checkpoint,
+            folder,
+            target=self.target,
+            layout=layout,
+            num_speculative_tokens=num_speculative_tokens,
+        )
 
     def drafter(self, module: nn.Module, *, dtype: torch.dtype, device: torch.device) -> Drafter:
         """Return the serving drafter of a network."""

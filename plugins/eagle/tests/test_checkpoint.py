@@ -264,13 +264,24 @@ def test_a_config_whose_sizes_differ_from_its_tensors_is_refused(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("norm_before_residual", True), ("rope_theta", 5.0), ("hidden_size", "many")],
+    [("norm_output", True), ("rope_theta", 5.0), ("hidden_size", "many")],
 )
 def test_a_config_that_contradicts_the_target_or_the_network_is_refused(
     speculator: Eagle3Speculator, weights: TargetWeights, saved: Path, name: str, value: object
 ) -> None:
     edit_config(saved, _set(name, value))
     with pytest.raises(CheckpointError, match=rf"has {name} = {value!r}, expected "):
+        speculator.load(saved, weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_key_value_heads", 3), ("head_dim", 0), ("num_attention_heads", "x")]
+)
+def test_a_config_with_impossible_heads_is_refused(
+    speculator: Eagle3Speculator, weights: TargetWeights, saved: Path, name: str, value: object
+) -> None:
+    edit_config(saved, _set(name, value))
+    with pytest.raises(CheckpointError, match=r"config.json of .*; publish it again$"):
         speculator.load(saved, weights)
 
 

@@ -16,14 +16,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from aurora_core.errors import CheckpointError
+from aurora_core.published_tensors import read_published
 from aurora_medusa.model import MedusaNetwork, MedusaShape, tensor_shapes
 
 FILES = ("model.safetensors", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -50,7 +48,7 @@ def import_network(
         CheckpointError: it cannot be read, has tensors that are not those of Medusa heads, or is
             of another size than the target.
     """
-    tensors = _canonical(_read(path), path)
+    tensors = _canonical(read_published(path, FILES, what="Medusa heads"), path)
     token_map = tensors.pop("token_map", None)
     shared = tensors.pop("lm_head.weight", None)
     heads, blocks = _count(tensors, path)
@@ -87,34 +85,6 @@ def import_network(
             _check(tensors[name], tuple(parameter.shape), name, path)
             parameter.copy_(tensors[name])
     return network
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    if path.is_dir():
-        found = [path / name for name in FILES if (path / name).is_file()]
-        if not found:
-            raise CheckpointError(
-                f"{str(path)!r} has none of {', '.join(FILES)}; give a directory or a file of "
-                "Medusa heads"
-            )
-        path = found[0]
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError, UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).partition("\n")[0]
-        raise CheckpointError(
-            f"Medusa heads {str(path)!r} cannot be read ({reason}); give a safetensors file or a "
-            "torch file of plain tensors"
-        ) from error
-    values = list(content.items()) if isinstance(content, dict) else [("", None)]
-    tensors = {str(name): value for name, value in values if isinstance(value, Tensor)}
-    if len(tensors) < len(values):
-        raise CheckpointError(
-            f"Medusa heads {str(path)!r} are not a dictionary of tensors; give a state dict"
-        )
-    return tensors
 
 
 def _canonical(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:

@@ -39,6 +39,12 @@ class MedusaSpeculator(Speculator):
         """Return the features of committed positions; no layer but the last is read."""
         return Needs(features=FEATURES)
 
+    @property
+    def starts_trained(self) -> bool:
+        """Whether published heads are what a new run starts from, and not cut to its traces."""
+        is_whole = self.options.draft_vocab_size >= self.target.vocab_size
+        return self.options.start_from is not None and is_whole
+
     def build_module(self, weights: TargetWeights, traces: Sequence[Trace]) -> nn.Module:
         """Choose the draft vocabulary from the traces and return a new network.
 

@@ -135,6 +135,19 @@ def test_what_this_plugin_saves_is_a_published_layout_too(
         assert torch.equal(again.state_dict()[name], tensor), name
 
 
+def test_only_heads_for_the_whole_vocabulary_are_served_before_any_trace(
+    make_speculator: Make, weights: TargetWeights, original: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """A part of it is chosen from the first traces."""
+    save_file(original, tmp_path / "model.safetensors")
+    assert not make_speculator(draft_vocab_size=VOCAB).starts_trained
+    assert not make_speculator(start_from=str(tmp_path), draft_vocab_size=96).starts_trained
+    whole = make_speculator(start_from=str(tmp_path), draft_vocab_size=VOCAB)
+    assert whole.starts_trained
+    network = whole.build_module(weights, ())
+    assert torch.equal(network.output_heads[1], original[f"1.{BLOCKS}.weight"])
+
+
 def test_a_cut_vocabulary_that_lacks_tokens_is_refused(
     make_speculator: Make, weights: TargetWeights, make_trace: Callable[..., Trace], tmp_path: Path
 ) -> None:
