@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
@@ -34,6 +34,11 @@ class VllmBackendOptions(Options):
     """Requests decoded together."""
     enforce_eager: bool = True
     """Whether vLLM runs without compiling. Set it to false on a GPU."""
+    num_speculative_tokens_by_batch_size: dict[
+        Annotated[int, Field(ge=2)], Annotated[int, Field(ge=0)]
+    ] = Field(default_factory=dict)
+    """From so many requests decoded together on, at most so many draft tokens for each, as in
+    `{4: 2, 8: 0}`: the more a step decodes, the more it pays for every token that it verifies."""
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads of the engine on a machine without GPU; vLLM takes all cores if not set."""
     kv_cache_gib: int = Field(default=1, ge=1)

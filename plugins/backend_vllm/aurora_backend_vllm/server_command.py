@@ -71,11 +71,13 @@ def server_command(
         CheckpointError: the checkpoint is none that vLLM drafts with.
     """
     check_arguments(options.arguments)
-    speculation = {
+    speculation: dict[str, Any] = {
         "method": speculative_method(drafter),
         "model": str(drafter),
         "num_speculative_tokens": plan.num_speculative_tokens,
     }
+    if options.num_speculative_tokens_by_batch_size:
+        speculation["num_speculative_tokens_per_batch_size"] = drafts_by_batch_size(plan, options)
     settings = engine_settings(plan, options)
     command = [
         str(python or options.python),
@@ -100,6 +102,27 @@ def server_command(
     if options.enforce_eager:
         command.append("--enforce-eager")
     return [*command, *options.arguments]
+
+
+def drafts_by_batch_size(plan: ServePlan, options: VllmBackendOptions) -> list[list[int]]:
+    """Return vLLM's schedule of draft tokens: [first batch size, last one, draft tokens] each.
+
+    Raises:
+        BackendError: it asks for more draft tokens than `num_speculative_tokens`.
+    """
+    largest = plan.num_speculative_tokens
+    limits = {1: largest, **options.num_speculative_tokens_by_batch_size}
+    for batch_size, limit in limits.items():
+        if limit > largest:
+            raise BackendError(
+                f"`backend.num_speculative_tokens_by_batch_size` asks for {limit} draft tokens "
+                f"from {batch_size} requests on, but `num_speculative_tokens` is {largest}; lower "
+                "the one or raise the other"
+            )
+    firsts = sorted(limits)
+    lasts = [first - 1 for first in firsts[1:]]
+    lasts.append(max(firsts[-1], options.max_running_requests))
+    return [[first, last, limits[first]] for first, last in zip(firsts, lasts, strict=True)]
 
 
 def server_environment(

@@ -49,6 +49,35 @@ def test_the_command_carries_the_plan_to_the_engines_half(plan: ServePlan) -> No
     assert command[-2:] == ["--tensor-parallel-size", "2"]
 
 
+@pytest.mark.parametrize(
+    ("limits", "schedule"),
+    [
+        ({4: 2, 8: 0}, [[1, 3, 3], [4, 7, 2], [8, 16, 0]]),
+        ({2: 1}, [[1, 1, 3], [2, 16, 1]]),
+        ({32: 1}, [[1, 31, 3], [32, 32, 1]]),
+    ],
+)
+def test_fewer_drafts_are_made_for_many_requests(
+    plan: ServePlan, limits: dict[int, int], schedule: list[list[int]]
+) -> None:
+    options = VllmBackendOptions(
+        num_speculative_tokens_by_batch_size=limits, max_running_requests=16
+    )
+    assert plan.initial_version is not None
+    drafter = Path(plan.initial_version.path)
+    command = server_command(plan, options, drafter=drafter, port=1)
+    speculation = json.loads(argument(command, "--speculative-config"))
+    assert speculation["num_speculative_tokens_per_batch_size"] == schedule
+
+
+def test_more_drafts_for_many_requests_are_refused(plan: ServePlan) -> None:
+    options = VllmBackendOptions(num_speculative_tokens_by_batch_size={4: 5})
+    assert plan.initial_version is not None
+    drafter = Path(plan.initial_version.path)
+    with pytest.raises(BackendError, match="asks for 5 draft tokens from 4 requests on"):
+        server_command(plan, options, drafter=drafter, port=1)
+
+
 def test_a_placeholder_is_no_version(plan: ServePlan) -> None:
     assert plan.initial_version is not None
     drafter = Path(plan.initial_version.path)
