@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -24,7 +24,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 from vllm import LLM, SamplingParams, TokensPrompt
 
-from aurora_core.records import Trace
+from aurora_core.records import NO_DRAFTER, Trace
 from aurora_core.trace_file import read_trace
 
 
@@ -99,11 +99,8 @@ def prompt_of(trace: Trace) -> list[int]:
 
 def drafters_of(trace: Trace) -> str:
     """Return which drafters served a request, in words."""
-    versions: Iterable[int] = sorted({int(version) for version in trace.steps.version})
-    named = ["none" if version < 0 else str(version) for version in versions]
-    if len(named) > 1:
-        return "swapped while it ran, or near its end without drafts"
-    return "one version" if named and named[0] != "none" else "none"
+    versions = {int(version) for version in trace.steps.version} - {NO_DRAFTER}
+    return ("none", "one", "swapped while it ran")[min(len(versions), 2)]
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:
