@@ -13,6 +13,8 @@ from aurora_backend_vllm import plugin
 from aurora_backend_vllm.config import VllmBackendOptions
 from aurora_backend_vllm.engine.settings import read_settings
 from aurora_backend_vllm.server_command import (
+    SINGLE_PROCESS,
+    fits_single_process,
     server_command,
     server_environment,
     speculative_method,
@@ -145,3 +147,38 @@ def test_threads_of_a_cpu_engine_are_not_bound_to_cores(interpreter: Path) -> No
     assert variables["OMP_NUM_THREADS"] == "2"
     assert variables["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert variables["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("options", "fits"),
+    [
+        (VllmBackendOptions(num_threads=1), True),
+        (VllmBackendOptions(), False),
+        (VllmBackendOptions(num_threads=1, arguments=("--tensor-parallel-size", "2")), False),
+        (VllmBackendOptions(num_threads=1, arguments=("-tp=2",)), False),
+        (
+            VllmBackendOptions(num_threads=1, arguments=("--distributed-executor-backend=mp",)),
+            False,
+        ),
+        (VllmBackendOptions(num_threads=1, arguments=("--block-size", "64")), True),
+    ],
+)
+def test_a_cpu_engine_with_a_thread_budget_computes_where_it_schedules(
+    interpreter: Path, options: VllmBackendOptions, fits: bool
+) -> None:
+    from aurora_backend_vllm.environment import examine
+
+    environment = examine(interpreter)
+    assert fits_single_process(options, environment) is fits
+    on_a_gpu = replace(environment, distribution="vllm", version="0.32.0")
+    assert not fits_single_process(options, on_a_gpu)
+
+
+def test_a_single_process_is_asked_for_before_the_users_own_arguments(plan: ServePlan) -> None:
+    assert plan.initial_version is not None
+    options = VllmBackendOptions(arguments=("--block-size", "64"))
+    command = server_command(
+        plan, options, drafter=Path(plan.initial_version.path), port=1, single_process=True
+    )
+    assert argument(command, "--distributed-executor-backend") == SINGLE_PROCESS
+    assert command[-2:] == ["--block-size", "64"]
