@@ -111,6 +111,8 @@ def measure(
                 if drafts:
                     drafting.append(1000 * seconds)
                     tokens.append(step.num_tokens / batch_size)
+    if not times[False] or not drafting:
+        raise SystemExit("answers are too short to time a step in the middle; raise --new-tokens")
     return Costs(
         batch_size=batch_size,
         plain=statistics.median(times[False]),
