@@ -54,7 +54,8 @@ class VllmBackendOptions(Options):
     """Longer requests leave no trace; bounds the memory that recording takes."""
     stale_draft_cache: Literal["salt", "reprefill", "keep"] = "salt"
     """What becomes of cached rows that an older drafter wrote: `salt` gives each version prefixes
-    of its own, `reprefill` also reads running requests again, in one pause, `keep` does nothing."""
+    of its own, `reprefill` also reads running requests again, in one pause, `keep` does nothing.
+    docs/guides/vllm.md has what each costs."""
 
     max_restarts: int = Field(default=3, ge=0)
     """Starts in a row after a crash before the engine is given up."""

@@ -39,6 +39,8 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--steps-per-version", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--values", nargs="+", choices=VALUES, default=VALUES)
+    parser.add_argument("--shared-prefix", nargs="+", choices=["no", "yes"], default=["no", "yes"])
     arguments = parser.parse_args()
     print(f"{arguments.dtype}, {arguments.num_speculative_tokens} draft tokens")
     print(
@@ -49,15 +51,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         engine = SteppedEngine(arguments, Path(folder), max_running_requests=arguments.concurrency)
         rows = RowCounter(engine.worker.model_runner)
-        for shared in (False, True):
-            prompts = engine.prompts(arguments.requests, before=SYSTEM_PROMPT if shared else "")
-            arms: dict[str, list[Arm]] = {value: [] for value in VALUES}
+        for shared in arguments.shared_prefix:
+            before = SYSTEM_PROMPT if shared == "yes" else ""
+            prompts = engine.prompts(arguments.requests, before=before)
+            values = list(arguments.values)
+            arms: dict[str, list[Arm]] = {value: [] for value in values}
             for number in range(arguments.rounds):
-                for value in VALUES if number % 2 == 0 else VALUES[::-1]:
+                for value in values if number % 2 == 0 else values[::-1]:
                     load = LoadWithSwaps(engine, rows, value, arguments)
                     arms[value].append(load.serve(prompts))
             for value, rounds in arms.items():
-                print(f"| {'yes' if shared else 'no'} | {value} | {describe(rounds)} |", flush=True)
+                print(f"| {shared} | {value} | {describe(rounds)} |", flush=True)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -183,7 +187,7 @@ def describe(rounds: list[Arm]) -> str:
         f"{speed:.1f} | {1 + accepted / steps:.2f} | "
         f"{sum(arm.num_rows for arm in rounds) // len(rounds)} | {len(waits)} | "
         f"{statistics.median(waits):.0f}, {max(waits):.0f} | "
-        f"{statistics.median(wait for arm in rounds for wait in arm.between):.0f} |"
+        f"{statistics.median(wait for arm in rounds for wait in arm.between):.0f}"
     )
 
 
