@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import ConfigDict, Field, SecretStr, model_validator
+from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from aurora_core.interfaces import Options
 
@@ -34,9 +34,7 @@ class VllmBackendOptions(Options):
     """Requests decoded together."""
     enforce_eager: bool = True
     """Whether vLLM runs without compiling. Set it to false on a GPU."""
-    num_speculative_tokens_by_batch_size: dict[
-        Annotated[int, Field(ge=2)], Annotated[int, Field(ge=0)]
-    ] = Field(default_factory=dict)
+    num_speculative_tokens_by_batch_size: dict[int, int] = Field(default_factory=dict)
     """From so many requests decoded together on, at most so many draft tokens for each, as in
     `{4: 2, 8: 0}`: the more a step decodes, the more it pays for every token that it verifies."""
     num_threads: int | None = Field(default=None, ge=1)
@@ -65,6 +63,17 @@ class VllmBackendOptions(Options):
     """Seconds the engine has to stop by itself before it is killed."""
     control_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds for an answer to a control call; the engine answers between two of its steps."""
+
+    @field_validator("num_speculative_tokens_by_batch_size")
+    @classmethod
+    def _are_batch_sizes_and_drafts(cls, limits: dict[int, int]) -> dict[int, int]:
+        for batch_size, limit in limits.items():
+            if batch_size < 2 or limit < 0:
+                raise ValueError(
+                    f"{{{batch_size}: {limit}}} is no limit: it takes batch sizes from 2 on, and 0 "
+                    "draft tokens or more; `num_speculative_tokens` is for a single request"
+                )
+        return limits
 
     @model_validator(mode="after")
     def _attach_needs_a_token(self) -> Self:

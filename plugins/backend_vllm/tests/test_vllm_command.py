@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from aurora_backend_vllm import plugin
 from aurora_backend_vllm.config import VllmBackendOptions
@@ -78,6 +79,12 @@ def test_more_drafts_for_many_requests_are_refused(plan: ServePlan) -> None:
     drafter = Path(plan.initial_version.path)
     with pytest.raises(BackendError, match="asks for 5 draft tokens from 4 requests on"):
         server_command(plan, options, drafter=drafter, port=1)
+
+
+@pytest.mark.parametrize("limits", [{1: 2}, {4: -1}])
+def test_limits_must_be_batch_sizes_and_draft_tokens(limits: dict[int, int]) -> None:
+    with pytest.raises(ValidationError, match="takes batch sizes from 2 on"):
+        VllmBackendOptions(num_speculative_tokens_by_batch_size=limits)
 
 
 def test_a_placeholder_is_no_version(plan: ServePlan) -> None:
