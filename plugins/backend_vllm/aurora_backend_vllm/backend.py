@@ -16,6 +16,7 @@ from aurora_backend_vllm.engine.settings import EngineSettings
 from aurora_backend_vllm.environment import read_environment
 from aurora_backend_vllm.server_command import (
     engine_settings,
+    fits_single_process,
     server_command,
     server_environment,
 )
@@ -197,7 +198,14 @@ class VllmBackend(Backend):
         self._url = f"http://{options.host}:{port}"
         await self._replace_client()
         server = await ServerProcess.launch(
-            server_command(plan, options, drafter=drafter, port=port, python=environment.python),
+            server_command(
+                plan,
+                options,
+                drafter=drafter,
+                port=port,
+                python=environment.python,
+                single_process=fits_single_process(options, environment),
+            ),
             name="vLLM",
             environment=server_environment(options, environment, self._token),
             log_path=run_dir / "logs" / "engine.log",

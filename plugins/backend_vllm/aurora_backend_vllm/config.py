@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import ConfigDict, Field, SecretStr, model_validator
+from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from aurora_core.interfaces import Options
 
@@ -34,6 +34,9 @@ class VllmBackendOptions(Options):
     """Requests decoded together."""
     enforce_eager: bool = True
     """Whether vLLM runs without compiling. Set it to false on a GPU."""
+    num_speculative_tokens_by_batch_size: dict[int, int] = Field(default_factory=dict)
+    """From so many requests decoded together on, at most so many draft tokens for each, as in
+    `{4: 2, 8: 0}`: the more a step decodes, the more it pays for every token that it verifies."""
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads of the engine on a machine without GPU; vLLM takes all cores if not set."""
     kv_cache_gib: int = Field(default=1, ge=1)
@@ -49,7 +52,8 @@ class VllmBackendOptions(Options):
     """Longer requests leave no trace; bounds the memory that recording takes."""
     stale_draft_cache: Literal["salt", "reprefill", "keep"] = "salt"
     """What becomes of cached rows that an older drafter wrote: `salt` gives each version prefixes
-    of its own, `reprefill` also reads running requests again, in one pause, `keep` does nothing."""
+    of its own, `reprefill` also reads running requests again, in one pause, `keep` does nothing.
+    docs/guides/vllm.md has what each costs."""
 
     max_restarts: int = Field(default=3, ge=0)
     """Starts in a row after a crash before the engine is given up."""
@@ -59,6 +63,17 @@ class VllmBackendOptions(Options):
     """Seconds the engine has to stop by itself before it is killed."""
     control_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds for an answer to a control call; the engine answers between two of its steps."""
+
+    @field_validator("num_speculative_tokens_by_batch_size")
+    @classmethod
+    def _are_batch_sizes_and_drafts(cls, limits: dict[int, int]) -> dict[int, int]:
+        for batch_size, limit in limits.items():
+            if batch_size < 2 or limit < 0:
+                raise ValueError(
+                    f"{{{batch_size}: {limit}}} is no limit: it takes batch sizes from 2 on, and 0 "
+                    "draft tokens or more; `num_speculative_tokens` is for a single request"
+                )
+        return limits
 
     @model_validator(mode="after")
     def _attach_needs_a_token(self) -> Self:

@@ -31,6 +31,11 @@ RESERVED = (
 )
 """Arguments of the server that Aurora sets."""
 
+SINGLE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""vLLM's executor that computes in the process that schedules."""
+
+_PARALLEL = ("-tp", "-pp", "-dp", "-n")
+
 
 def engine_settings(plan: ServePlan, options: VllmBackendOptions) -> EngineSettings:
     """Return what the engine's half is told."""
@@ -56,6 +61,7 @@ def server_command(
     drafter: Path,
     port: int,
     python: Path | None = None,
+    single_process: bool = False,
 ) -> list[str]:
     """Return the program and arguments that start the server.
 
@@ -65,6 +71,7 @@ def server_command(
         drafter: folder of the checkpoint to start with: of a version, or of a placeholder.
         port: to listen on.
         python: interpreter; that of the options if not given.
+        single_process: whether the engine computes in the process that schedules.
 
     Raises:
         BackendError: an argument of the user's is one that Aurora sets.
@@ -74,11 +81,13 @@ def server_command(
     method = speculative_method(drafter)
     if method == "medusa":
         check_medusa(drafter, plan.num_speculative_tokens)
-    speculation = {
+    speculation: dict[str, Any] = {
         "method": method,
         "model": str(drafter),
         "num_speculative_tokens": plan.num_speculative_tokens,
     }
+    if options.num_speculative_tokens_by_batch_size:
+        speculation["num_speculative_tokens_per_batch_size"] = drafts_by_batch_size(plan, options)
     settings = engine_settings(plan, options)
     command = [
         str(python or options.python),
@@ -102,7 +111,42 @@ def server_command(
         command += ["--max-model-len", str(options.max_context)]
     if options.enforce_eager:
         command.append("--enforce-eager")
+    if single_process:
+        command += ["--distributed-executor-backend", SINGLE_PROCESS]
     return [*command, *options.arguments]
+
+
+def fits_single_process(options: VllmBackendOptions, environment: VllmEnvironment) -> bool:
+    """Return whether scheduler and model need no processes of their own.
+
+    vLLM for CPUs gives them two, to bind threads to cores, and the scheduler's spins while the
+    model computes: a core less for the learner. With `num_threads` no thread is bound.
+    """
+    if not environment.is_cpu or options.num_threads is None:
+        return False
+    names = [argument.partition("=")[0] for argument in options.arguments]
+    return not any(name in _PARALLEL or "parallel" in name or "executor" in name for name in names)
+
+
+def drafts_by_batch_size(plan: ServePlan, options: VllmBackendOptions) -> list[list[int]]:
+    """Return vLLM's schedule of draft tokens: [first batch size, last one, draft tokens] each.
+
+    Raises:
+        BackendError: it asks for more draft tokens than `num_speculative_tokens`.
+    """
+    largest = plan.num_speculative_tokens
+    limits = {1: largest, **options.num_speculative_tokens_by_batch_size}
+    for batch_size, limit in limits.items():
+        if limit > largest:
+            raise BackendError(
+                f"`backend.num_speculative_tokens_by_batch_size` asks for {limit} draft tokens "
+                f"from {batch_size} requests on, but `num_speculative_tokens` is {largest}; lower "
+                "the one or raise the other"
+            )
+    firsts = sorted(limits)
+    lasts = [first - 1 for first in firsts[1:]]
+    lasts.append(max(firsts[-1], options.max_running_requests))
+    return [[first, last, limits[first]] for first, last in zip(firsts, lasts, strict=True)]
 
 
 def server_environment(

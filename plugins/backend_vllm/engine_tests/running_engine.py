@@ -47,13 +47,20 @@ class RunningEngine:
     """vLLM with Aurora's worker on a tiny random target."""
 
     def __init__(
-        self, folder: Path, method: str, *, start_version: bool = True, **arguments: Any
+        self,
+        folder: Path,
+        method: str,
+        *,
+        start_version: bool = True,
+        speculation: Mapping[str, Any] | None = None,
+        **arguments: Any,
     ) -> None:
         """
         Args:
             folder: for target, versions and traces.
             method: vLLM's speculative method.
             start_version: whether the drafter it starts with is version 1, or a placeholder.
+            speculation: further fields of vLLM's `speculative_config`.
             arguments: further arguments of vLLM.
         """
         path = make_tiny_target(
@@ -94,6 +101,7 @@ class RunningEngine:
                 "method": method,
                 "model": first.path,
                 "num_speculative_tokens": NUM_SPECULATIVE_TOKENS,
+                **(speculation or {}),
             },
             "per_request_spec_decode_metrics": "detailed",
             "disable_log_stats": True,

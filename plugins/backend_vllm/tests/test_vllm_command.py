@@ -8,12 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from aurora_backend_vllm import plugin
 from aurora_backend_vllm.config import VllmBackendOptions
 from aurora_backend_vllm.engine.settings import read_settings
 from aurora_backend_vllm.server_command import (
+    SINGLE_PROCESS,
     check_medusa,
+    fits_single_process,
     server_command,
     server_environment,
     speculative_method,
@@ -48,6 +51,41 @@ def test_the_command_carries_the_plan_to_the_engines_half(plan: ServePlan) -> No
     assert argument(command, "--port") == "8123"
     assert argument(command, "--max-model-len") == "512"
     assert command[-2:] == ["--tensor-parallel-size", "2"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "schedule"),
+    [
+        ({4: 2, 8: 0}, [[1, 3, 3], [4, 7, 2], [8, 16, 0]]),
+        ({2: 1}, [[1, 1, 3], [2, 16, 1]]),
+        ({32: 1}, [[1, 31, 3], [32, 32, 1]]),
+    ],
+)
+def test_fewer_drafts_are_made_for_many_requests(
+    plan: ServePlan, limits: dict[int, int], schedule: list[list[int]]
+) -> None:
+    options = VllmBackendOptions(
+        num_speculative_tokens_by_batch_size=limits, max_running_requests=16
+    )
+    assert plan.initial_version is not None
+    drafter = Path(plan.initial_version.path)
+    command = server_command(plan, options, drafter=drafter, port=1)
+    speculation = json.loads(argument(command, "--speculative-config"))
+    assert speculation["num_speculative_tokens_per_batch_size"] == schedule
+
+
+def test_more_drafts_for_many_requests_are_refused(plan: ServePlan) -> None:
+    options = VllmBackendOptions(num_speculative_tokens_by_batch_size={4: 5})
+    assert plan.initial_version is not None
+    drafter = Path(plan.initial_version.path)
+    with pytest.raises(BackendError, match="asks for 5 draft tokens from 4 requests on"):
+        server_command(plan, options, drafter=drafter, port=1)
+
+
+@pytest.mark.parametrize("limits", [{1: 2}, {4: -1}])
+def test_limits_must_be_batch_sizes_and_draft_tokens(limits: dict[int, int]) -> None:
+    with pytest.raises(ValidationError, match="takes batch sizes from 2 on"):
+        VllmBackendOptions(num_speculative_tokens_by_batch_size=limits)
 
 
 def test_a_placeholder_is_no_version(plan: ServePlan) -> None:
@@ -151,3 +189,38 @@ def test_threads_of_a_cpu_engine_are_not_bound_to_cores(interpreter: Path) -> No
     assert variables["OMP_NUM_THREADS"] == "2"
     assert variables["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert variables["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("options", "fits"),
+    [
+        (VllmBackendOptions(num_threads=1), True),
+        (VllmBackendOptions(), False),
+        (VllmBackendOptions(num_threads=1, arguments=("--tensor-parallel-size", "2")), False),
+        (VllmBackendOptions(num_threads=1, arguments=("-tp=2",)), False),
+        (
+            VllmBackendOptions(num_threads=1, arguments=("--distributed-executor-backend=mp",)),
+            False,
+        ),
+        (VllmBackendOptions(num_threads=1, arguments=("--block-size", "64")), True),
+    ],
+)
+def test_a_cpu_engine_with_a_thread_budget_computes_where_it_schedules(
+    interpreter: Path, options: VllmBackendOptions, fits: bool
+) -> None:
+    from aurora_backend_vllm.environment import examine
+
+    environment = examine(interpreter)
+    assert fits_single_process(options, environment) is fits
+    on_a_gpu = replace(environment, distribution="vllm", version="0.32.0")
+    assert not fits_single_process(options, on_a_gpu)
+
+
+def test_a_single_process_is_asked_for_before_the_users_own_arguments(plan: ServePlan) -> None:
+    assert plan.initial_version is not None
+    options = VllmBackendOptions(arguments=("--block-size", "64"))
+    command = server_command(
+        plan, options, drafter=Path(plan.initial_version.path), port=1, single_process=True
+    )
+    assert argument(command, "--distributed-executor-backend") == SINGLE_PROCESS
+    assert command[-2:] == ["--block-size", "64"]

@@ -254,12 +254,13 @@ class StepRecorder:
             count = counts[request_id]
             recording = self._running.get(request_id)
             if recording is not None:
+                drafted_by = self._versions.get(request_id, NO_DRAFTER)
                 outcome = StepOutcome(
                     start=starts[index],
                     num_rows=count,
                     drafts=drafts[index],
                     chosen=output.sampled_token_ids[index],
-                    version=self._versions.get(request_id, NO_DRAFTER),
+                    version=drafted_by if drafts[index] else NO_DRAFTER,
                     draft_ms=1000 * self._draft_s if drafts[index] else 0.0,
                     verify_ms=1000 * verify_s,
                     finished_at=now,
