@@ -77,7 +77,7 @@ class SglangBackend(Backend):
                 {"greedy_always"} if on_cpu else {"greedy", "point_mass", "rejection"}
             ),
             num_resident_drafters=1,
-            request_routing=False,
+            request_routing=self.options.eagle_topk == 1,
         )
 
     @property

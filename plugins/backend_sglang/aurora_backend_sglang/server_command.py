@@ -72,6 +72,7 @@ def engine_settings(
         sink=plan.sink if options.record else None,
         sink_options=plan.sink_options,
         feature_dtype=options.feature_dtype,
+        drafts_chains=options.eagle_topk == 1,
         max_trace_tokens=options.max_trace_tokens,
     )
 
