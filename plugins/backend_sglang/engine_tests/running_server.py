@@ -29,7 +29,11 @@ from aurora_core.versions import VersionStore
 from aurora_eagle.config import Eagle3Options
 from aurora_eagle.speculator import Eagle3Speculator
 
-STAND_IN = Path(__file__).parents[1] / "tests" / "cpu_stand_in"
+_PLUGIN = Path(__file__).parents[1]
+SERVER_PATH = os.pathsep.join(
+    map(str, (_PLUGIN / "tests" / "cpu_stand_in", _PLUGIN, _PLUGIN.parents[1]))
+)
+"""Of the server: the stand-in for SGLang's kernels, and Aurora as it stands in this checkout."""
 NUM_SPECULATIVE_TOKENS = 3
 TOKEN = "token-of-the-test"
 _WAIT_S = 30.0
@@ -64,7 +68,7 @@ class RunningServer:
                 token=SecretStr(TOKEN),
                 max_total_tokens=4096,
                 max_running_requests=8,
-                environment={"PYTHONPATH": str(STAND_IN)},
+                environment={"PYTHONPATH": SERVER_PATH},
                 **options,
             )
         )
