@@ -52,9 +52,7 @@ def skips(monkeypatch: pytest.MonkeyPatch) -> Variable:
     """Whether a drafter is kept from reading what is decoded without drafts."""
     variable = Variable()
     module = ModuleType("sglang.srt.environ")
-    module.envs = SimpleNamespace(  # type: ignore[attr-defined] # as the real module has it
-        SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND=variable
-    )
+    module.__dict__["envs"] = SimpleNamespace(SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND=variable)
     for name in ("sglang", "sglang.srt"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "sglang.srt.environ", module)
