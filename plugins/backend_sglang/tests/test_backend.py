@@ -79,12 +79,25 @@ async def test_a_swap_is_one_paused_session_between_two_looks_at_the_target(
     await backend.swap(publish(versions))
     assert (await calls(backend.url))[before:] == [
         "pause_generation",
+        "in_place",
         "begin_weight_update",
         "update_weights_from_tensor",
         "end_weight_update",
         "continue_generation",
         "weights_checker",
     ]
+
+
+async def test_the_first_version_after_none_has_everything_read_again(
+    backend, plan: ServePlan, versions
+) -> None:
+    await backend.start(plan)
+    await backend.swap(None)
+    for mode in ("retract", "in_place"):
+        await backend.swap(publish(versions))
+        assert [one for one in await calls(backend.url) if one in ("retract", "in_place")][
+            -1
+        ] == mode
 
 
 async def test_a_server_that_dies_comes_back_with_the_champion(

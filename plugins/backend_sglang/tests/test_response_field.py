@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import fastapi
@@ -135,19 +136,7 @@ async def test_what_sglang_asked_in_its_own_words_stays_in_them(server) -> None:
 
 
 def test_an_answer_of_one_token_has_no_speed() -> None:
-    short = RequestStats(
-        sequence=1,
-        request_id="short",
-        finished=0.0,
-        num_prompt_tokens=1,
-        num_output_tokens=1,
-        num_steps=0,
-        num_speculative_steps=0,
-        num_drafted=0,
-        ttft_s=0.1,
-        decode_s=0.0,
-        finish_reason="stop",
-    )
+    short = replace(STATS, num_output_tokens=1, num_steps=0, accepted_per_position=(), decode_s=0.0)
     assert field_of(short)["otps"] is None
     assert field_of(short)["acceptance_length"] == 1.0
 
