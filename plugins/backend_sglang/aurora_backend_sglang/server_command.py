@@ -52,6 +52,8 @@ CPU_ARGUMENTS = (
     "--disable-overlap-schedule",
     *("--grammar-backend", "none"),
     "--skip-server-warmup",
+    # A scheduler without requests would keep a core of the learner's busy by looking for some.
+    "--sleep-on-idle",
 )
 
 
