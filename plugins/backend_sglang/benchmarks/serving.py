@@ -36,15 +36,14 @@ async def measure(settings: argparse.Namespace) -> dict[str, Any]:
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         changes = {"prefix_cache": False}
-        recorded = await stack.enter_async_context(
-            aurora_server(parts, directory, folder / "a", version=version, **changes)
+        servers = (
+            aurora_server(parts, directory, folder / "a", version=version, **changes),
+            aurora_server(parts, directory, folder / "b", version=version, record=False, **changes),
+            plain_server(parts, directory, folder / "c", **changes),
         )
-        unrecorded = await stack.enter_async_context(
-            aurora_server(parts, directory, folder / "b", version=version, record=False, **changes)
-        )
-        plain = await stack.enter_async_context(
-            plain_server(parts, directory, folder / "c", **changes)
-        )
+        async with asyncio.TaskGroup() as starting:
+            started = [starting.create_task(stack.enter_async_context(one)) for one in servers]
+        recorded, unrecorded, plain = (task.result() for task in started)
         num_tokens = settings.max_tokens
         arms: dict[str, Arm] = {
             "recorded": lambda batch: recorded.generate_all(batch, num_tokens),
@@ -76,11 +75,6 @@ async def measure(settings: argparse.Namespace) -> dict[str, Any]:
             "speculative / without drafts": ratios(rounds, "recorded", "without drafts"),
             "without drafts / plain SGLang": ratios(rounds, "without drafts", "plain SGLang"),
             "acceptance_length": acceptance(rounds, "recorded"),
-            "start_s": {
-                "recorded": recorded.start_s,
-                "unrecorded": unrecorded.start_s,
-                "plain SGLang": plain.start_s,
-            },
             "memory_mib": {
                 "recorded": recorded.memory_mib,
                 "unrecorded": unrecorded.memory_mib,
