@@ -19,7 +19,7 @@ from aurora_core.trace_file import read_trace
 
 
 def main() -> None:
-    """Compare and print the counts as JSON."""
+    """Compare, and print the counts so far after every trace."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("target", type=Path)
     parser.add_argument("spool", type=Path)
@@ -44,7 +44,7 @@ def main() -> None:
         counts["same"] += int((gaps == 0).sum())
         counts["near_ties"] += int(((gaps > 0) & (gaps <= settings.tolerance)).sum())
         counts["mismatches"] += int((gaps > settings.tolerance).sum())
-    print(json.dumps(counts, indent=2))
+        print(json.dumps(counts), flush=True)
 
 
 if __name__ == "__main__":
