@@ -77,7 +77,7 @@ class SglangBackend(Backend):
                 {"greedy_always"} if on_cpu else {"greedy", "point_mass", "rejection"}
             ),
             num_resident_drafters=1,
-            request_routing=False,
+            request_routing=self.options.eagle_topk == 1,
         )
 
     @property
@@ -119,7 +119,7 @@ class SglangBackend(Backend):
             await self._switch_off(client)
             self._live = None
             return SwapReceipt(version=NO_DRAFTER, checksum="", load_ms=0.0, stall_ms=0.0)
-        receipt, stall_ms = await session.load(version)
+        receipt, stall_ms = await session.load(version, is_first=self._live is None)
         self._live = version
         return SwapReceipt(
             version=receipt.version,

@@ -54,7 +54,8 @@ class SglangBackendOptions(Options):
     the trace, and was written by the drafter of its time."""
     pause: Literal["in_place", "retract"] = "in_place"
     """What a swap does to running requests: `in_place` lets them wait where they are; `retract`
-    reads them again with the new drafter, and empties the prefix cache."""
+    reads them again with the new drafter, and empties the prefix cache. The first version after
+    none always does the latter."""
 
     record: bool = True
     """Whether traces are written; false serves and measures only."""

@@ -32,26 +32,37 @@ class DrafterSession:
         """Remember the checksums of the target as it was started."""
         self._target = _of_target(await self._client.checksums())
 
-    async def load(self, version: DraftVersion) -> tuple[LoadReceipt, float]:
+    async def load(
+        self, version: DraftVersion, *, is_first: bool = False
+    ) -> tuple[LoadReceipt, float]:
         """Make a version live; return what the engine says, and the ms for which it stood still.
+
+        The scheduler decodes nothing either while it computes the checksums of the target.
+
+        Args:
+            version: to load.
+            is_first: no drafter has read anything before: what runs is read again, and the prefix
+                cache is emptied, whatever the pause is otherwise.
 
         Raises:
             BackendError: refused, or the engine reports other weights or a changed target.
         """
         stall_ms: list[float] = []
+        mode = "retract" if is_first else self._pause
         # Whatever happens in between, the server must not be left standing.
         with anyio.CancelScope(shield=True):
-            async with self._paused(stall_ms), self._updating():
+            async with self._paused(mode, stall_ms), self._updating():
                 receipt = await self._client.load_version(
-                    version.version, version.checksum, flush_cache=self._pause == "retract"
+                    version.version, version.checksum, flush_cache=mode == "retract"
                 )
         if receipt.checksum != version.checksum:
             raise BackendError(
                 f"SGLang reports checksum {receipt.checksum[:12]!r} for version "
                 f"{version.version}, which was published with {version.checksum[:12]!r}"
             )
+        asked = time.perf_counter()
         await self._compare_target(version)
-        return receipt, stall_ms[0]
+        return receipt, stall_ms[0] + 1000 * (time.perf_counter() - asked)
 
     async def _compare_target(self, version: DraftVersion) -> None:
         found = _of_target(await self._client.checksums())
@@ -68,10 +79,10 @@ class DrafterSession:
             )
 
     @asynccontextmanager
-    async def _paused(self, stall_ms: list[float]) -> AsyncIterator[None]:
+    async def _paused(self, mode: str, stall_ms: list[float]) -> AsyncIterator[None]:
         started = time.perf_counter()
         try:
-            await self._client.pause(self._pause)
+            await self._client.pause(mode)
             yield
         finally:
             # Also when the answer to the pause was lost: to go on costs nothing if it was not on.

@@ -37,6 +37,12 @@ RESERVED = (
 )
 """Arguments of the server that Aurora sets, or that its half does not work with."""
 
+WITHOUT_LEARNING = {
+    "NGRAM": "drafts from SGLang's own table of n-grams",
+    "STANDALONE": "drafts with a whole model that reads none of the target's hidden states",
+}
+"""Algorithms of SGLang that there is nothing of Aurora's to learn for or to swap into."""
+
 CPU_ARGUMENTS = (
     # Asked for as one, the backend that verifies trees is replaced on CPUs without matrix units.
     *("--attention-backend", "torch_native"),
@@ -46,6 +52,8 @@ CPU_ARGUMENTS = (
     "--disable-overlap-schedule",
     *("--grammar-backend", "none"),
     "--skip-server-warmup",
+    # A scheduler without requests would keep a core of the learner's busy by looking for some.
+    "--sleep-on-idle",
 )
 
 
@@ -72,6 +80,7 @@ def engine_settings(
         sink=plan.sink if options.record else None,
         sink_options=plan.sink_options,
         feature_dtype=options.feature_dtype,
+        drafts_chains=options.eagle_topk == 1,
         max_trace_tokens=options.max_trace_tokens,
     )
 
@@ -163,10 +172,24 @@ def depths_file(drafter: Path) -> Path:
 
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raise BackendError for arguments that Aurora sets itself."""
-    for argument in arguments:
-        name = argument.partition("=")[0].replace("_", "-")
+    for number, argument in enumerate(arguments):
+        name, _, value = argument.partition("=")
+        name = name.replace("_", "-")
+        if name == "--speculative-algorithm":
+            check_algorithm(value or "".join(arguments[number + 1 : number + 2]))
         if name in RESERVED:
             raise BackendError(
                 f"`backend.arguments` names {name!r}, which Aurora sets itself or cannot work "
                 "with; leave it out"
             )
+
+
+def check_algorithm(name: str) -> None:
+    """Raise BackendError with the reason for an algorithm that cannot be part of the loop."""
+    reason = WITHOUT_LEARNING.get(name.upper())
+    if reason is not None:
+        raise BackendError(
+            f"`backend.arguments` asks SGLang for {name.upper()}, which {reason}: no speculator "
+            "of Aurora's learns that, so a run cannot use it; leave it out, or start such a server "
+            "without Aurora"
+        )

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import torch
 from anyio.from_thread import BlockingPortal
+from pydantic import SecretStr
 
 from aurora_backend_sglang.backend import SglangBackend
 from aurora_backend_sglang.config import SglangBackendOptions
@@ -21,12 +22,20 @@ from aurora_core.target.spec import read_target_spec
 from aurora_core.target.weights import TargetWeights
 from aurora_core.testing.tiny_target import make_tiny_target
 from aurora_core.trace_file import read_trace
+from aurora_core.traffic.completion import Completion
+from aurora_core.traffic.endpoint import Endpoint, RequestSettings
+from aurora_core.traffic.prompts import Prompt
 from aurora_core.versions import VersionStore
 from aurora_eagle.config import Eagle3Options
 from aurora_eagle.speculator import Eagle3Speculator
 
-STAND_IN = Path(__file__).parents[1] / "tests" / "cpu_stand_in"
+_PLUGIN = Path(__file__).parents[1]
+SERVER_PATH = os.pathsep.join(
+    map(str, (_PLUGIN / "tests" / "cpu_stand_in", _PLUGIN, _PLUGIN.parents[1]))
+)
+"""Of the server: the stand-in for SGLang's kernels, and Aurora as it stands in this checkout."""
 NUM_SPECULATIVE_TOKENS = 3
+TOKEN = "token-of-the-test"
 _WAIT_S = 30.0
 
 
@@ -56,9 +65,10 @@ class RunningServer:
                 device="cpu",
                 dtype="float32",
                 feature_dtype="float32",
+                token=SecretStr(TOKEN),
                 max_total_tokens=4096,
                 max_running_requests=8,
-                environment={"PYTHONPATH": str(STAND_IN)},
+                environment={"PYTHONPATH": SERVER_PATH},
                 **options,
             )
         )
@@ -122,6 +132,30 @@ class RunningServer:
         answer.raise_for_status()
         plain: dict[str, Any] = answer.json()
         return plain
+
+    def chat(self, text: str, **settings: Any) -> Completion:
+        """Return the answer to one greedy chat, streamed, as the driver of a run reads it."""
+        prompt = Prompt(text=text, domain="chat")
+
+        async def ask() -> Completion:
+            async with Endpoint(self.backend.url) as endpoint:
+                return await endpoint.complete(prompt, RequestSettings(**settings))
+
+        return self._portal.call(ask)
+
+    def attach(self, **options: Any) -> SglangBackend:
+        """Return another backend beside this one, on the same server."""
+        other = SglangBackend(
+            SglangBackendOptions(
+                url=self.backend.url, token=SecretStr(TOKEN), device="cpu", **options
+            )
+        )
+        self._portal.call(other.start, self.plan)
+        return other
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Wait for a coroutine function of a backend."""
+        return self._portal.call(function, *arguments)
 
     def generate_all(
         self,

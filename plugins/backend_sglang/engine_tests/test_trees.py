@@ -54,8 +54,16 @@ def test_a_chat_request_is_labelled_and_kept_out_of_the_traces(server: RunningSe
     stats = {one.request_id: one for one in server.finished(0)}[answer["id"]]
     assert stats.route == "private"
     assert server.status().traces_kept == kept
-    refused = httpx.post(url, json={**body, "aurora": {"drafter": "none"}}, timeout=120)
-    assert refused.status_code == 400
+    for wish, where in (
+        ({**body, "aurora": {"drafter": "none"}}, url),
+        (
+            {"text": "a", "sampling_params": {"custom_params": {"aurora": {"drafter": "none"}}}},
+            f"{server.backend.url}/generate",
+        ),
+    ):
+        refused = httpx.post(where, json=wish, timeout=120)
+        assert refused.status_code == 400
+        assert "no step without drafts where it drafts trees" in refused.text
 
 
 def test_control_routes_want_the_token(server: RunningServer) -> None:

@@ -173,6 +173,7 @@ def application(scheduler: FakeScheduler | None, *, token: str = "") -> Any:
     async def pause_generation(body: dict[str, Any]) -> dict[str, str]:
         assert scheduler is not None and body["mode"] in ("in_place", "retract")
         scheduler.paused = True
+        scheduler.calls.append(body["mode"])
         return {"status": "ok"}
 
     @control("/continue_generation")

@@ -79,12 +79,25 @@ async def test_a_swap_is_one_paused_session_between_two_looks_at_the_target(
     await backend.swap(publish(versions))
     assert (await calls(backend.url))[before:] == [
         "pause_generation",
+        "in_place",
         "begin_weight_update",
         "update_weights_from_tensor",
         "end_weight_update",
         "continue_generation",
         "weights_checker",
     ]
+
+
+async def test_the_first_version_after_none_has_everything_read_again(
+    backend, plan: ServePlan, versions
+) -> None:
+    await backend.start(plan)
+    await backend.swap(None)
+    for mode in ("retract", "in_place"):
+        await backend.swap(publish(versions))
+        assert [one for one in await calls(backend.url) if one in ("retract", "in_place")][
+            -1
+        ] == mode
 
 
 async def test_a_server_that_dies_comes_back_with_the_champion(
@@ -217,6 +230,26 @@ async def test_an_argument_of_auroras_own_is_refused(interpreter: Path, plan: Se
     backend = SglangBackend(options(interpreter, arguments=("--port=1",)))
     with pytest.raises(BackendError, match=r"names '--port', which Aurora sets"):
         await backend.start(plan)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--speculative-algorithm", "NGRAM"), ("--speculative_algorithm=standalone",)],
+)
+async def test_drafts_that_nobody_can_learn_are_refused_with_the_reason(
+    interpreter: Path, plan: ServePlan, arguments: tuple[str, ...]
+) -> None:
+    backend = SglangBackend(options(interpreter, arguments=arguments))
+    with pytest.raises(BackendError, match=r"(NGRAM|STANDALONE), which drafts .* leave it out"):
+        await backend.start(plan)
+
+
+@pytest.mark.parametrize(("eagle_topk", "possible"), [(1, True), (2, False)])
+def test_single_requests_go_without_drafts_where_chains_are_drafted(
+    interpreter: Path, eagle_topk: int, possible: bool
+) -> None:
+    backend = SglangBackend(options(interpreter, eagle_topk=eagle_topk))
+    assert backend.provides.request_routing is possible
 
 
 async def test_trees_cannot_be_switched_off(interpreter: Path, plan: ServePlan) -> None:

@@ -9,6 +9,7 @@ import fastapi
 import httpx
 import pytest
 
+from aurora_backend_sglang.engine.answer_statistics import AnswerStatistics
 from aurora_backend_sglang.engine.request_fields import RequestFields, UnfitField, translate
 
 URL = "/v1/chat/completions"
@@ -27,14 +28,14 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
     async def generate(body: dict[str, Any]) -> dict[str, Any]:
         return body
 
-    app.add_middleware(RequestFields)
+    app.add_middleware(RequestFields, statistics=AnswerStatistics(), drafts_chains=True)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         yield client
 
 
 async def test_wishes_reach_the_scheduler_among_the_custom_parameters(client) -> None:
-    wishes = {"record": False, "route": "sql", "drafter": "live"}
+    wishes = {"record": False, "route": "sql"}
     body = {"model": "tiny", "custom_params": {"own": 1}, "aurora": wishes}
     answer = (await client.post(URL, json=body)).json()
     assert answer == {
@@ -50,17 +51,46 @@ async def test_what_has_no_field_of_aurora_passes_untouched(client) -> None:
     assert (await client.post(URL, content=b"{not json")).status_code == 422
 
 
-async def test_a_request_without_drafts_is_refused_and_not_served_with_them(client) -> None:
-    answer = await client.post(URL, json={"aurora": {"drafter": "none"}})
+async def test_a_request_without_drafts_is_told_to_the_scheduler(client) -> None:
+    answer = (await client.post(URL, json={"aurora": {"drafter": "none"}})).json()
+    assert answer == {"custom_params": {"aurora": {"drafter": "none"}}}
+
+
+async def test_what_does_not_fit_is_answered_with_a_sentence(client) -> None:
+    answer = await client.post(URL, json={"aurora": {"drafter": 7}})
     assert answer.status_code == 400
-    assert "SGLang drafts for all requests or for none" in answer.json()["error"]["message"]
+    assert "SGLang holds one drafter" in answer.json()["error"]["message"]
+
+
+def test_a_tree_of_drafts_cannot_be_left_out() -> None:
+    with pytest.raises(UnfitField, match="no step without drafts where it drafts trees"):
+        translate({"aurora": {"drafter": "none"}}, chat=True, drafts_chains=False)
+
+
+async def test_sglangs_own_route_is_held_to_the_same(client) -> None:
+    wishes = {"custom_params": {"aurora": {"drafter": 7}}}
+    for parameters in (wishes, [{}, wishes]):
+        answer = await client.post("/generate", json={"sampling_params": parameters})
+        assert answer.status_code == 400
+    body = {"sampling_params": {"custom_params": {"aurora": {"drafter": "none"}}}}
+    assert (await client.post("/generate", json=body)).json() == body
+
+
+async def test_token_ids_of_a_streamed_chat_are_asked_for_in_sglangs_words(client) -> None:
+    """SGLang refuses `return_token_ids` there, and takes it everywhere else."""
+    asked = {"return_output_ids_in_sglext": True, "return_input_ids_in_sglext": True}
+    body = {"stream": True, "return_token_ids": True}
+    assert (await client.post(URL, json=body)).json() == {"stream": True, **asked}
+    whole = {"stream": False, "return_token_ids": True}
+    assert (await client.post(URL, json=whole)).json() == whole
+    assert translate(body, chat=False, drafts_chains=True) == body
 
 
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
         ("live", "`aurora` must be an object"),
-        ({"drafter": 3}, "`aurora.drafter` must be `live`"),
+        ({"drafter": 3}, "`aurora.drafter` must be `live` or `none`"),
         ({"record": 1}, "`aurora.record` must be true or false"),
         ({"route": "x" * 129}, "`aurora.route` must be text of at most 128"),
         ({"tenent": "a"}, "`aurora.tenent` is not known"),
@@ -68,4 +98,4 @@ async def test_a_request_without_drafts_is_refused_and_not_served_with_them(clie
 )
 def test_unfit_fields_are_told(fields: Any, sentence: str) -> None:
     with pytest.raises(UnfitField, match=sentence):
-        translate({"aurora": fields})
+        translate({"aurora": fields}, chat=True, drafts_chains=True)

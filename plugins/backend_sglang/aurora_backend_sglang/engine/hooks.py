@@ -7,17 +7,17 @@ version no longer has is logged by SGLang and left out: `missing` tells.
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from aurora_backend_sglang.engine.answer_statistics import KEY
 from aurora_backend_sglang.engine.drafter_swap import DrafterSwap, is_reference
 from aurora_backend_sglang.engine.recorder import Recorder
 from aurora_backend_sglang.engine.request_facts import finish_reason_of
-from aurora_backend_sglang.engine.request_fields import RequestFields
-from aurora_backend_sglang.engine.settings import TOKEN_VARIABLE, EngineSettings
+from aurora_backend_sglang.engine.request_fields import wants_no_drafts
+from aurora_backend_sglang.engine.settings import EngineSettings
 from aurora_backend_sglang.engine.status import SECTION, ControlCall, describe
 from aurora_core.records import NO_DRAFTER
 
@@ -35,6 +35,10 @@ class EngineHalf:
     recorder: Recorder | None = None
     swap: DrafterSwap | None = None
     acknowledged: int = 0
+    plain: tuple[bool, ...] = ()
+    """Of the batch at hand: which requests are to be decoded without drafts."""
+    unused: list[Callable[[], None]] = field(default_factory=list)
+    """What is to be taken in of the result at hand, before answers are sent."""
     missing: Callable[[], list[str]] = field(default=list)
 
     def table(self) -> dict[str, tuple[Callable[..., Any], str]]:
@@ -42,6 +46,8 @@ class EngineHalf:
         return {
             f"{_SCHEDULER}.__init__": (self.scheduler_made, "after"),
             f"{_SCHEDULER}.process_batch_result": (self.result_used, "around"),
+            f"{_COMPONENTS}.output_streamer.SchedulerOutputStreamer"
+            ".build_additional_customized_info": (self.answers_sent, "around"),
             f"{_SCHEDULER}._release_aborted_request": (self.waiting_aborted, "after"),
             "sglang.srt.layers.logits_processor.LogitsProcessor.__init__": (
                 self.logits_processor_made,
@@ -50,6 +56,10 @@ class EngineHalf:
             f"{_EAGLE}.eagle_worker_v2.EAGLEWorkerV2._forward_prefill_batch": (
                 self.prefill_read,
                 "after",
+            ),
+            f"{_EAGLE}.eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation": (
+                self.batch_begun,
+                "before",
             ),
             f"{_EAGLE}.eagle_worker_v2.EagleDraftWorker.draft": (self.drafted, "around"),
             f"{_EAGLE}.eagle_utils.eagle_sample": (self.verified, "around"),
@@ -73,38 +83,13 @@ class EngineHalf:
             ),
         }
 
-    def server_table(self) -> dict[str, tuple[Callable[..., Any], str]]:
-        """Return what is hooked in the process of the HTTP server alone."""
-        return {
-            "sglang.srt.entrypoints.http_server._setup_and_run_http_server": (
-                self.server_set_up,
-                "before",
-            ),
-            "sglang.srt.utils.auth.add_api_key_middleware": (self.keys_set, "before"),
-        }
-
-    def server_set_up(self, *args: Any, **options: Any) -> None:
-        """Have the server understand Aurora's field, and its control routes ask for the token."""
-        from sglang.srt.entrypoints.http_server import app
-        from sglang.srt.runtime_context import get_serving
-        from sglang.srt.utils.auth import add_api_key_middleware
-
-        app.add_middleware(RequestFields)
-        # With a key for clients, SGLang does it itself, a little later.
-        if not get_serving().api_key:
-            add_api_key_middleware(app, api_key=None, admin_api_key=None)
-
-    def keys_set(self, *args: Any, **options: Any) -> Any:
-        """Give SGLang the token as the key of its control routes.
-
-        As an argument of SGLang's it would stand in its log, and in what it tells anyone.
-        """
-        token = os.environ.get(TOKEN_VARIABLE)
-        return (args, options | {"admin_api_key": token}) if token else None
-
     def scheduler_made(self, _: Any, scheduler: Any, *args: Any, **options: Any) -> None:
         """Begin with what was there at start."""
         self.recorder, self.swap = self.start_recorder(self.settings), DrafterSwap(self.settings)
+        if self.recorder is not None:
+            from sglang.srt.managers.scheduler_components import output_streamer
+
+            output_streamer.SchedulerOutputStreamer.has_additional_customized_info = True
 
     def logits_processor_made(self, _: Any, processor: Any, *args: Any, **options: Any) -> None:
         """Have the rows after the last norm kept beside those of the inner layers."""
@@ -115,6 +100,10 @@ class EngineHalf:
         recorder = self.recorder
         if recorder is not None and not batch.forward_mode.is_idle():
             _guarded(recorder, lambda: recorder.prefill_read(batch, result.logits_output))
+
+    def batch_begun(self, worker: Any, batch: Any, *args: Any, **options: Any) -> None:
+        """See what the requests of a batch wish; without requests there is nothing to wish."""
+        self.plain = tuple(wants_no_drafts(request) for request in batch.reqs)
 
     def drafted(self, stock: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Take the time of drafting."""
@@ -131,15 +120,23 @@ class EngineHalf:
         """Draft at full depth with a drafter, and not at all without one.
 
         SGLang's own choice between several depths is taken over: it holds everything ready for
-        each of them, so that a change costs nothing.
+        each of them, so that a change costs nothing. It has one depth for all requests of a step,
+        so that a request without drafts takes those beside it along.
         """
         if self.swap is None:
             stock(controller, *args, **options)
             return
+        from sglang.srt.environ import envs
+
+        without_drafter = self.swap.version == NO_DRAFTER
         depths = controller.candidate_steps
-        wanted = min(depths) if self.swap.version == NO_DRAFTER else max(depths)
+        plainly = without_drafter or any(self.plain)
+        wanted = min(depths) if plainly else max(depths)
         if wanted != controller.worker.speculative_num_steps:
             controller._activate(wanted)
+        # A drafter reads on beside a request without drafts, for those that want some again.
+        nobody_drafts = without_drafter or all(self.plain)
+        envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.set(nobody_drafts)
 
     def steps_reviewed(
         self, stock: Callable[..., Any], controller: Any, *args: Any, **options: Any
@@ -171,13 +168,30 @@ class EngineHalf:
             return stock(scheduler, batch, *args, **options)
         requests = [(one, len(one.output_ids), one.finished()) for one in batch.reqs]
         is_decoding = batch.forward_mode.is_decode()
+        self.unused = [
+            functools.partial(_use, recorder, request, num_before, had_ended, is_decoding)
+            for request, num_before, had_ended in requests
+        ]
         result = stock(scheduler, batch, *args, **options)
-        for request, num_before, had_ended in requests:
-            _guarded(
-                recorder,
-                functools.partial(_use, recorder, request, num_before, had_ended, is_decoding),
-            )
+        self._take_in(recorder)
         return result
+
+    def answers_sent(self, stock: Callable[..., Any], streamer: Any, requests: Any) -> Any:
+        """Send the statistics of requests that have ended along with their last tokens."""
+        further = stock(streamer, requests)
+        recorder = self.recorder
+        if recorder is None:
+            return further
+        self._take_in(recorder)
+        fields = [recorder.answer_field(request) for request in requests]
+        if not any(fields):
+            return further
+        return {**further, KEY: [[found] if found else [] for found in fields]}
+
+    def _take_in(self, recorder: Recorder) -> None:
+        unused, self.unused = self.unused, []
+        for use in unused:
+            _guarded(recorder, use)
 
     def waiting_aborted(self, _: Any, scheduler: Any, request: Any) -> None:
         """See a request end that waits, perhaps after it has been decoding."""

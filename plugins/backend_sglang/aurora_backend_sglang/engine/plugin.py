@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
+from collections.abc import Container, Iterable
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -27,13 +29,20 @@ def activate() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from aurora_backend_sglang.engine.hooks import EngineHalf
+    from aurora_backend_sglang.engine.server_hooks import ServerHalf
 
-    half = EngineHalf(settings, start_recorder)
-    table = half.table()
-    half.missing = lambda: [target for target in table if target not in HookRegistry._patched]
-    in_server = multiprocessing.parent_process() is None
-    for target, (hook, kind) in (table | (half.server_table() if in_server else {})).items():
-        HookRegistry.register(target, hook, HookType(kind))
+    halves: list[EngineHalf | ServerHalf] = [EngineHalf(settings, start_recorder)]
+    if multiprocessing.parent_process() is None:
+        halves.append(ServerHalf(settings))
+    for half in halves:
+        table = half.table()
+        half.missing = functools.partial(_left_out, table, HookRegistry._patched)
+        for target, (hook, kind) in table.items():
+            HookRegistry.register(target, hook, HookType(kind))
+
+
+def _left_out(table: Iterable[str], patched: Container[str]) -> list[str]:
+    return [target for target in table if target not in patched]
 
 
 def start_recorder(settings: EngineSettings) -> Recorder | None:

@@ -19,14 +19,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from aurora_backend_sglang.engine.answer_statistics import field_of
+from aurora_backend_sglang.engine.captured_rows import capture, last_row_alone
 from aurora_backend_sglang.engine.recording import FinishReason, RequestRecording
 from aurora_backend_sglang.engine.request_facts import sampling_of, seconds_since_arrival
+from aurora_backend_sglang.engine.request_fields import wishes_of
 from aurora_backend_sglang.engine.verification import VerifiedStep, read_draft
 from aurora_core.records import NO_DRAFTER, RequestStats, SinkStats, VerificationRule
 from aurora_core.trace_validation import first_problem
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from aurora_backend_sglang.engine.settings import EngineSettings
@@ -36,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 _ATTRIBUTE = "_aurora_recording"
 """Name under which a request of SGLang carries its recording, so that both end together."""
+_FINISHED = "_aurora_statistics"
+"""Name under which a finished request carries its statistics, for the answer to it."""
 _HEALTH_CHECK = "HEALTH_CHECK"
 _NUM_REMEMBERED = 4096
 """Finished requests whose statistics wait for the controller, at most."""
@@ -83,7 +87,7 @@ class Recorder:
             batch: SGLang's `ScheduleBatch`.
             output: its `LogitsProcessorOutput`, with rows of all tokens read.
         """
-        features = self._features(output, last_logits_only=True)
+        features = capture(output, self._settings, last_logits_only=True)
         spans = zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True)
         first = 0
         for index, (request, start, count) in enumerate(spans):
@@ -91,7 +95,7 @@ class Recorder:
             if followed is not None and followed.recording.recorded:
                 rows = {name: tensor[first : first + count] for name, tensor in features.items()}
                 if rows and "target_logsumexp" in self._settings.needs.features:
-                    rows["target_logsumexp"] = _last_row_alone(output, index, count)
+                    rows["target_logsumexp"] = last_row_alone(output, index, count)
                 followed.recording.add_prefix(start, count, rows)
             first += count
 
@@ -154,7 +158,7 @@ class Recorder:
         """Return copies of the rows of a verification pass, before sampling changes its logits."""
         if self._writer is None:
             return {}
-        return self._features(output, last_logits_only=False)
+        return capture(output, self._settings, last_logits_only=False)
 
     def step_committed(self, request: Any, num_before: int) -> None:
         """Take in that the oldest pending pass of a request has been used.
@@ -189,7 +193,7 @@ class Recorder:
             followed.recording.first_token(time.time())
 
     def request_finished(self, request: Any, finish_reason: FinishReason) -> None:
-        """Count a finished request and hand over its trace."""
+        """Count a finished request and hand over its trace; `answer_field` knows of it then."""
         followed = self._follow(request)
         if followed is None:
             return
@@ -197,14 +201,14 @@ class Recorder:
         recording = followed.recording
         output = list(request.output_ids_through_stop)
         self._sequence += 1
-        self._finished.append(
-            recording.statistics(
-                self._sequence,
-                time.time(),
-                num_output_tokens=len(output),
-                finish_reason=finish_reason,
-            )
+        stats = recording.statistics(
+            self._sequence,
+            time.time(),
+            num_output_tokens=len(output),
+            finish_reason=finish_reason,
         )
+        self._finished.append(stats)
+        setattr(request, _FINISHED, stats)
         if recording.recorded and self._writer is not None:
             trace = recording.trace(self._settings, output=output, finish_reason=finish_reason)
             problem = first_problem(trace)
@@ -213,6 +217,11 @@ class Recorder:
             else:
                 self.shed["inconsistent"] += 1
                 self.fault(f"trace {trace.trace_id!r} is inconsistent: {problem}")
+
+    def answer_field(self, request: Any) -> dict[str, Any] | None:
+        """Return the `aurora` field of the answer to a request that has ended, else None."""
+        stats: RequestStats | None = getattr(request, _FINISHED, None)
+        return None if stats is None else field_of(stats)
 
     def finished_after(self, sequence: int) -> list[RequestStats]:
         """Return statistics of requests that finished later; older ones are forgotten."""
@@ -248,7 +257,7 @@ class Recorder:
         return followed
 
     def _recording(self, request: Any) -> RequestRecording:
-        wishes = (request.sampling_params.custom_params or {}).get("aurora") or {}
+        wishes = wishes_of(request.sampling_params)
         prompt = list(request.origin_input_ids)
         return RequestRecording(
             request_id=str(request.rid),
@@ -266,30 +275,3 @@ class Recorder:
         if recording.recorded:
             recording.drop_trace()
             self.shed[reason] += 1
-
-    def _features(self, output: Any, *, last_logits_only: bool) -> dict[str, Tensor]:
-        import torch
-
-        dtype: torch.dtype = getattr(torch, self._settings.feature_dtype)
-        wanted = self._settings.needs.features
-        features = {}
-        # One copy each, off the buffers that the next pass will overwrite.
-        for name, tensor in (
-            ("aux_hidden_states", output.hidden_states),
-            ("last_hidden_state", output.last_hidden_states),
-        ):
-            if name in wanted and tensor is not None:
-                features[name] = tensor.detach().to("cpu", dtype, copy=True)
-        if "target_logsumexp" in wanted and not last_logits_only:
-            logits = output.next_token_logits.detach().float()
-            features["target_logsumexp"] = logits.logsumexp(-1).cpu()
-        return features
-
-
-def _last_row_alone(output: Any, index: int, count: int) -> Tensor:
-    """Return float32 [count]: NaN but for the last row, the only one whose logits there are."""
-    import torch
-
-    rows = torch.full((count,), float("nan"))
-    rows[-1] = output.next_token_logits[index].detach().float().logsumexp(-1)
-    return rows

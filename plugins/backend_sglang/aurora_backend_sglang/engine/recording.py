@@ -70,6 +70,7 @@ class RequestRecording:
         self.num_steps += 1
         self.batch_sizes += step.batch_size
         self.last_token_at = step.finished_at
+        self.versions.add(step.version)
         if step.draft.tokens:
             self._count(step)
         if not self.recorded:
@@ -171,7 +172,6 @@ class RequestRecording:
         )
 
     def _count(self, step: VerifiedStep) -> None:
-        self.versions.add(step.version)
         self.num_speculative_steps += 1
         self.num_drafted += len(step.draft.tokens)
         missing = max(step.draft.depths) - len(self.accepted_per_position)

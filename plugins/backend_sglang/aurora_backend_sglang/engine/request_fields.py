@@ -1,7 +1,8 @@
 """Aurora's field of a request, in the words of a stock SGLang server.
 
     aurora.record, aurora.tenant, aurora.route   ->  custom_params, which reach the scheduler
-    aurora.drafter                               ->  refused unless it is `live`
+    aurora.drafter: none                         ->  custom_params; refused where trees are drafted
+    return_token_ids of a streamed chat          ->  SGLang's own section at the end of the stream
 
 SGLang ignores what it does not know: a client that asked not to be recorded, or to be answered
 without drafts, would not get it, and not be told.
@@ -13,14 +14,26 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-Message = MutableMapping[str, Any]
+from aurora_backend_sglang.engine.answer_statistics import AnswerStatistics
+from aurora_backend_sglang.engine.response_field import (
+    FieldSender,
+    Message,
+    ResponseField,
+    Send,
+    with_length,
+)
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 FIELD = "aurora"
-COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
+TOKEN_IDS = "return_token_ids"
+CHAT = "/v1/chat/completions"
+GENERATE = "/generate"
+LOOKED_INTO = (CHAT, "/v1/completions", GENERATE)
+NO_DRAFTS = "none"
+"""Value of `drafter` in a request that is to be decoded plainly."""
 _MAX_LABEL = 128
 
 
@@ -28,22 +41,47 @@ class UnfitField(Exception):
     """A request asks for what this engine cannot do; the message is for the client."""
 
 
-def translate(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of a request with Aurora's field among SGLang's `custom_params`.
+def translate(body: Mapping[str, Any], *, chat: bool, drafts_chains: bool) -> dict[str, Any]:
+    """Return the body of a request in SGLang's own words.
+
+    Args:
+        body: as the client sent it.
+        chat: it is one for `CHAT`.
+        drafts_chains: the server drafts chains, and can decode without drafts.
 
     Raises:
         UnfitField: the field has an unfit value, or asks for another drafter.
     """
     translated = dict(body)
+    if wants_streamed_ids(body, chat=chat):
+        del translated[TOKEN_IDS]
+        translated |= {"return_output_ids_in_sglext": True, "return_input_ids_in_sglext": True}
+    if FIELD not in body:
+        return translated
     fields = translated.pop(FIELD)
+    check(fields, drafts_chains=drafts_chains)
+    own = translated.get("custom_params")
+    translated["custom_params"] = {
+        **(own if isinstance(own, Mapping) else {}),
+        FIELD: dict(fields),
+    }
+    return translated
+
+
+def check(fields: Any, *, drafts_chains: bool) -> None:
+    """Raise UnfitField for a field with an unfit value, or one that asks for another drafter."""
     if not isinstance(fields, Mapping):
         raise UnfitField("`aurora` must be an object")
     unknown = sorted(fields.keys() - {"drafter", "record", "tenant", "route"})
     if unknown:
         raise UnfitField(f"`aurora.{unknown[0]}` is not known")
-    if fields.get("drafter", "live") not in (None, "live"):
+    drafter = fields.get("drafter", "live")
+    if drafter not in (None, "live", NO_DRAFTS):
+        raise UnfitField("`aurora.drafter` must be `live` or `none`: SGLang holds one drafter")
+    if drafter == NO_DRAFTS and not drafts_chains:
         raise UnfitField(
-            "`aurora.drafter` must be `live`: SGLang drafts for all requests or for none"
+            "`aurora.drafter` must be `live`: SGLang has no step without drafts where it drafts "
+            "trees"
         )
     if not isinstance(fields.get("record", True), bool):
         raise UnfitField("`aurora.record` must be true or false")
@@ -51,25 +89,52 @@ def translate(body: Mapping[str, Any]) -> dict[str, Any]:
         label = fields.get(key, "")
         if not isinstance(label, str) or len(label) > _MAX_LABEL:
             raise UnfitField(f"`aurora.{key}` must be text of at most {_MAX_LABEL} characters")
-    wishes = {key: value for key, value in fields.items() if key != "drafter"}
-    own = translated.get("custom_params")
-    translated["custom_params"] = {**(own if isinstance(own, Mapping) else {}), FIELD: wishes}
-    return translated
+
+
+def check_generate(body: Mapping[str, Any], *, drafts_chains: bool) -> None:
+    """Raise UnfitField for an unfit field in a request of SGLang's own `/generate`."""
+    given = body.get("sampling_params")
+    for parameters in given if isinstance(given, list) else [given]:
+        custom = parameters.get("custom_params") if isinstance(parameters, Mapping) else None
+        if isinstance(custom, Mapping) and FIELD in custom:
+            check(custom[FIELD], drafts_chains=drafts_chains)
+
+
+def wants_streamed_ids(body: Mapping[str, Any], *, chat: bool) -> bool:
+    """Return whether a request asks for the token ids of a stream where SGLang refuses them."""
+    return chat and bool(body.get("stream")) and bool(body.get(TOKEN_IDS))
+
+
+def wishes_of(sampling_parameters: Any) -> Mapping[str, Any]:
+    """Return the field of a request in the scheduler, given SGLang's `SamplingParams`."""
+    custom = sampling_parameters.custom_params
+    wishes = custom.get(FIELD) if isinstance(custom, Mapping) else None
+    return wishes if isinstance(wishes, Mapping) else {}
+
+
+def wants_no_drafts(request: Any) -> bool:
+    """Return whether a request of the scheduler is to be decoded plainly."""
+    return wishes_of(request.sampling_params).get("drafter") == NO_DRAFTS
 
 
 class RequestFields:
     """ASGI middleware that translates completions; everything else passes through untouched."""
 
-    def __init__(self, app: Application) -> None:
+    def __init__(
+        self, app: Application, *, statistics: AnswerStatistics, drafts_chains: bool
+    ) -> None:
         """
         Args:
             app: the rest of the server.
+            statistics: of the requests that this process answers.
+            drafts_chains: see `translate`.
         """
-        self._app = app
+        self._app, self._statistics, self._drafts_chains = app, statistics, drafts_chains
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in COMPLETIONS:
+        path = scope.get("path")
+        if scope["type"] != "http" or scope["method"] != "POST" or path not in LOOKED_INTO:
             await self._app(scope, receive, send)
             return
         body = await _read_body(receive)
@@ -77,14 +142,27 @@ class RequestFields:
             request = json.loads(body)
         except ValueError:  # SGLang's own answer to it is the right one
             request = None
-        if isinstance(request, dict) and FIELD in request:
-            try:
-                body = json.dumps(translate(request)).encode()
-            except UnfitField as error:
-                await _refuse(send, str(error))
-                return
-            scope = {**scope, "headers": _with_length(scope["headers"], len(body))}
+        try:
+            if path == GENERATE and isinstance(request, dict):
+                check_generate(request, drafts_chains=self._drafts_chains)
+            elif isinstance(request, dict) and (FIELD in request or request.get(TOKEN_IDS)):
+                chat = path == CHAT
+                translated = translate(request, chat=chat, drafts_chains=self._drafts_chains)
+                body = json.dumps(translated).encode()
+                scope = {**scope, "headers": with_length(scope["headers"], len(body))}
+                send = FieldSender(send, self._field(request, chat=chat))
+        except UnfitField as error:
+            await _refuse(send, str(error))
+            return
         await self._app(scope, _replay(body, receive), send)
+
+    def _field(self, request: Mapping[str, Any], *, chat: bool) -> ResponseField:
+        options = request.get("stream_options")
+        return ResponseField(
+            self._statistics.take,
+            chat_ids=wants_streamed_ids(request, chat=chat),
+            with_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
+        )
 
 
 async def _read_body(receive: Receive) -> bytes:
@@ -112,14 +190,9 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def _with_length(headers: Any, length: int) -> list[tuple[bytes, bytes]]:
-    kept = [(name, value) for name, value in headers if name.lower() != b"content-length"]
-    return [*kept, (b"content-length", str(length).encode())]
-
-
 async def _refuse(send: Send, message: str) -> None:
     error = {"message": message, "type": "BadRequestError", "code": 400}
     data = json.dumps({"object": "error", "error": error, **error}).encode()
-    headers = _with_length([(b"content-type", b"application/json")], len(data))
+    headers = with_length([(b"content-type", b"application/json")], len(data))
     await send({"type": "http.response.start", "status": 400, "headers": headers})
     await send({"type": "http.response.body", "body": data})

@@ -41,6 +41,8 @@ class EngineSettings:
     """Registered name of the trace sink; None records nothing."""
     sink_options: Mapping[str, Any] = field(default_factory=dict)
     feature_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    drafts_chains: bool = True
+    """One branch is drafted at a time: only then can SGLang decode without drafts as well."""
     max_trace_tokens: int = 4096
     """Longer requests leave no trace; bounds the memory that recording takes."""
 
