@@ -54,7 +54,7 @@ async def test_a_launched_server_serves_swaps_and_stops(backend, plan: ServePlan
     assert (receipt.version, receipt.checksum) == (2, draft.checksum)
     assert (await backend.swap(None)).version == NO_DRAFTER
     assert (await backend.status()).live_version == NO_DRAFTER
-    assert (await backend.counters()).num_speculative_steps == 2
+    assert (await backend.counters()).num_speculative_steps == request.num_speculative_steps > 0
     url = backend.url
     await backend.stop()
     await backend.stop()
