@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +16,8 @@ from aurora_core.records import BackendStatus, DraftVersion, RequestStats, SwapR
 Result = TypeVar("Result")
 
 TIMEOUT_S = 120.0
+PLAIN = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+"""Fields of a request that is told nothing else."""
 _POLL_S = 0.02
 
 
@@ -114,29 +116,46 @@ class ServedBackend:
             seeds: one per prompt, where they are sampled.
             fields: of the request, for example `max_tokens`.
         """
-        async with httpx.AsyncClient(
-            base_url=self.backend.url, timeout=TIMEOUT_S, trust_env=False, verify=False
-        ) as client:
-            model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
-            body = {
-                "model": model,
-                "max_tokens": 16,
-                "temperature": 0,
-                "ignore_eos": True,
-                "return_token_ids": True,
-                **fields,
-            }
+        async with self._client() as client:
+            body = {"model": await _served_model(client), **PLAIN, **fields}
             bodies = [
                 {**body, "prompt": prompt, **({"seed": seeds[n]} if seeds else {})}
                 for n, prompt in enumerate(prompts)
             ]
-            answered = await asyncio.gather(*(_complete(client, each) for each in bodies))
-            self._num_answered += len(answered)
-            return list(answered)
+            answers = await asyncio.gather(*(_complete(client, each) for each in bodies))
+        self._num_answered += len(answers)
+        return [_read(answer) for answer in answers]
+
+    def complete(self, **fields: Any) -> dict[str, Any]:
+        """Ask for one completion, and return the whole answer as it came."""
+
+        async def ask() -> dict[str, Any]:
+            async with self._client() as client:
+                body = {"model": await _served_model(client), **PLAIN, **fields}
+                return await _complete(client, body)
+
+        answer = self.run(ask())
+        self._num_answered += 1
+        return answer
+
+    def _client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=self.backend.url, timeout=TIMEOUT_S, trust_env=False, verify=False
+        )
 
 
-async def _complete(client: httpx.AsyncClient, body: dict[str, Any]) -> Answered:
-    answer = (await client.post("/v1/completions", json=body)).raise_for_status().json()
+async def _served_model(client: httpx.AsyncClient) -> str:
+    models = (await client.get("/v1/models")).raise_for_status().json()["data"]
+    return str(models[0]["id"])
+
+
+async def _complete(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+    answer = (await client.post("/v1/completions", json=body)).raise_for_status()
+    plain: dict[str, Any] = answer.json()
+    return plain
+
+
+def _read(answer: Mapping[str, Any]) -> Answered:
     [choice] = answer["choices"]
     token_ids = choice.get("token_ids")
     prompt = answer.get("prompt_token_ids") or choice.get("prompt_token_ids") or ()

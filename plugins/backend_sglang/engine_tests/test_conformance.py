@@ -10,9 +10,7 @@ import pytest
 from aurora_backend_sglang.backend import SglangBackend
 from aurora_backend_sglang.config import SglangBackendOptions
 from plugins.backend_sglang.engine_tests.running_server import STAND_IN
-from plugins.backend_sglang.tests.server_contract import SglangServerContract, sglang_target
-
-__all__ = ["sglang_target"]  # a fixture
+from plugins.backend_sglang.tests.server_contract import SglangServerContract
 
 pytestmark = pytest.mark.sglang
 

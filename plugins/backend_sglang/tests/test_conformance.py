@@ -8,9 +8,7 @@ import pytest
 
 from aurora_backend_sglang.backend import SglangBackend
 from aurora_backend_sglang.config import SglangBackendOptions
-from plugins.backend_sglang.tests.server_contract import SglangServerContract, sglang_target
-
-__all__ = ["sglang_target"]  # a fixture
+from plugins.backend_sglang.tests.server_contract import SglangServerContract
 
 
 class TestFakeServer(SglangServerContract):

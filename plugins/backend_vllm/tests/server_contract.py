@@ -1,73 +1,25 @@
-"""What a vLLM server with Aurora's half keeps, a real one and the fake one alike.
-
-The suite of every backend, and what the controller relies on in vLLM's routes beside it.
-"""
+"""What a vLLM server with Aurora's half keeps, a real one and the fake one alike."""
 
 from __future__ import annotations
 
-import pytest
+from typing import ClassVar
+
+import httpx
 
 from aurora_backend_vllm.backend import VllmBackend
 from aurora_backend_vllm.counters import count
-from aurora_core.interfaces import Speculator
-from aurora_core.records import DraftVersion, TargetSpec
-from aurora_core.target.spec import read_target_spec
-from aurora_core.testing.suites import BackendSuite
+from aurora_core.records import NO_DRAFTER, DraftVersion
 from aurora_core.testing.suites.backend_fixtures import PROMPTS
-from aurora_core.testing.suites.material import SHARPNESS
-from aurora_core.testing.suites.registered import registered_speculator
 from aurora_core.testing.suites.served_backend import ServedBackend
-from aurora_core.testing.tiny_target import make_tiny_target
-
-DRAFTING = {
-    "draft_vocab_size": 192,
-    "training_steps": 3,
-    "greedy_teacher": "argmax",
-    "min_confidence": 0.0,
-    "export_dtype": "float32",
-}
+from tests.conformance.eagle_server import EagleServerSuite
 
 
-@pytest.fixture(scope="session")
-def vllm_target(tmp_path_factory: pytest.TempPathFactory) -> TargetSpec:
-    """A tiny target whose heads are as large as vLLM's kernels for CPUs take."""
-    folder = make_tiny_target(
-        tmp_path_factory.mktemp("vllm-target"),
-        vocab_size=320,
-        hidden_size=128,
-        sharpness=SHARPNESS,
-        seed=3,
-    )
-    return read_target_spec(folder, name="tiny")
+class VllmServerContract(EagleServerSuite):
+    """Beside the suite: what the controller relies on in vLLM's own routes."""
 
-
-class VllmServerContract(BackendSuite):
-    """Subclass it with `backend`, and `records_traces` where there is no model."""
-
-    @pytest.fixture
-    def settling_s(self) -> float:
-        """The worker is told that a request has ended with its next step."""
-        return 20.0
-
-    @pytest.fixture
-    def target(self, vllm_target: TargetSpec) -> TargetSpec:
-        return vllm_target
-
-    @pytest.fixture
-    def plugins(self) -> None:
-        """All that are installed where the placeholder is made."""
-
-    @pytest.fixture
-    def speculator_name(self) -> str:
-        return "eagle3"
-
-    @pytest.fixture
-    def speculator(self, target: TargetSpec) -> Speculator:
-        return registered_speculator("eagle3", DRAFTING, target)
-
-    @pytest.fixture
-    def overfit_learning_rate(self) -> float:
-        return 3e-3
+    # vLLM's kernels for CPUs take no smaller heads.
+    target_shape: ClassVar[dict[str, int]] = {"vocab_size": 320, "hidden_size": 128}
+    confirming_route = "/aurora/swap"
 
     def test_vllms_own_counters_agree(self, served: ServedBackend, draft: DraftVersion) -> None:
         backend = served.backend
@@ -75,4 +27,25 @@ class VllmServerContract(BackendSuite):
         served.swap(draft)
         served.ask(PROMPTS, max_tokens=20)
         ours, vllms = count(served.finished()), served.run(backend.counters())
+        assert ours.num_drafted > 0
         assert not ours.differs_from(vllms), (ours, vllms)
+
+    def test_a_response_tells_what_was_counted(
+        self, served: ServedBackend, draft: DraftVersion
+    ) -> None:
+        served.swap(draft)
+        for fields, version in (({}, draft.version), ({"drafter": "none"}, NO_DRAFTER)):
+            before = served.newest()
+            told = served.complete(prompt=PROMPTS[0], max_tokens=20, aurora=fields)["aurora"]
+            (noted,) = served.finished(before)
+            assert told["min_draft_version"] == told["max_draft_version"] == version
+            assert noted.max_draft_version == version
+            for name in ("num_steps", "num_speculative_steps", "num_drafted"):
+                assert told[name] == getattr(noted, name), name
+            assert sum(told["accepted_per_position"]) == sum(noted.accepted_per_position)
+
+    def test_control_routes_need_the_token(self, served: ServedBackend) -> None:
+        url = served.backend.url
+        assert httpx.get(f"{url}/aurora/status", timeout=60).status_code == 401
+        swap = httpx.post(f"{url}/aurora/swap", json={"version": None}, timeout=60)
+        assert swap.status_code == 401

@@ -180,6 +180,13 @@ async def test_a_server_without_auroras_half_is_refused(backend, fault, plan: Se
         await backend.start(plan)
 
 
+async def test_a_server_without_auroras_half_cannot_be_attached_to(serve, plan, versions) -> None:
+    served = serve(versions, with_half=False)
+    backend = VllmBackend(VllmBackendOptions(url=served.url, token=TOKEN))
+    with pytest.raises(BackendError, match="it runs without Aurora's half"):
+        await backend.start(plan)
+
+
 async def test_attaching_where_nobody_answers_is_refused(plan: ServePlan) -> None:
     backend = VllmBackend(VllmBackendOptions(url="http://127.0.0.1:9", token=TOKEN))
     with pytest.raises(BackendError, match="vLLM does not answer GET /aurora/status"):

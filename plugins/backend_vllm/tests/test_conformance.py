@@ -9,9 +9,7 @@ import pytest
 
 from aurora_backend_vllm.backend import VllmBackend
 from aurora_backend_vllm.config import VllmBackendOptions
-from plugins.backend_vllm.tests.server_contract import VllmServerContract, vllm_target
-
-__all__ = ["vllm_target"]  # a fixture
+from plugins.backend_vllm.tests.server_contract import VllmServerContract
 
 PYTHON = os.environ.get("AURORA_TEST_VLLM", "")
 
