@@ -92,7 +92,7 @@ class EagleServerSuite(BackendSuite):
             if response.request.url.path == self.confirming_route:
                 raise httpx.ReadTimeout("lost on its way", request=response.request)
 
-        client = served.backend._client._client
+        client = served.backend._client.http
         client.event_hooks = {"response": [lose]}
         try:
             yield

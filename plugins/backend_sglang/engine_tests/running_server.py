@@ -152,7 +152,7 @@ class RunningServer:
         """Empty the prefix cache, so that the next prompt is read whole."""
         client = self.backend._client
         assert client is not None
-        self._portal.call(client._request, "POST", "/flush_cache")
+        self._portal.call(client.request, "POST", "/flush_cache")
 
     def trace_of(self, request_id: str) -> Trace:
         """Return the trace of a request, once it is on the disk."""

@@ -149,10 +149,14 @@ async def test_an_argument_that_aurora_sets_is_refused(interpreter: Path, plan: 
 
 async def test_attaching_swaps_in_what_the_run_wants(serve, plan: ServePlan, versions) -> None:
     served = serve(versions, initial_version=NO_DRAFTER, sink_options=plan.sink_options)
+    await ask(served.url)
     backend = VllmBackend(VllmBackendOptions(url=f"{served.url}/v1", token=TOKEN))
     await backend.start(plan)
     assert backend.url == served.url
     assert (await backend.status()).live_version == 1
+    assert await backend.finished(0) == [], "requests of before are not this run's"
+    await ask(served.url)
+    assert [one.sequence for one in await backend.finished(0)] == [1]
     await backend.stop()
     async with httpx.AsyncClient() as client:
         assert (await client.get(f"{served.url}/health")).status_code == 200, "it is not ours"
