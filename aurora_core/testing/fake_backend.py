@@ -38,10 +38,16 @@ from aurora_core.records import (
     Provides,
     RequestStats,
     Route,
+    ShadowStats,
     SwapReceipt,
 )
 from aurora_core.testing.fake_openai import Answer, openai_application
-from aurora_core.testing.simulated_request import draw, simulate_request
+from aurora_core.testing.simulated_request import (
+    draw,
+    per_position,
+    simulate_request,
+    simulate_steps,
+)
 
 NOISE = b"noise"
 """Weights that begin so accept nothing, or the share that follows, whatever their number."""
@@ -106,6 +112,7 @@ class FakeBackend(Backend):
             verification_rules=frozenset({"greedy", "point_mass"}),
             num_resident_drafters=2,
             request_routing=True,
+            shadow_drafting=True,
         )
 
     @property
@@ -255,6 +262,7 @@ class FakeBackend(Backend):
             tenant=extension.get("tenant", ""),
             route=extension.get("route", ""),
             batch_size=1.0 + self._running,
+            shadow=self._shadow(prompt, len(request.token_ids)),
         )
         self._requests.append(stats)
         if self.options.drop_drafter_after_requests == len(self._requests):
@@ -267,10 +275,36 @@ class FakeBackend(Backend):
         """Draw who answers a request that names no drafter: its own share, or the live one."""
         place = draw(prompt, "route", str(len(self._requests))) % 10_000 / 10_000
         for route in self.routes:
-            place -= route.share
-            if place < 0:
-                return "none" if route.draft is None else route.draft.version
+            if not route.shadow:
+                place -= route.share
+                if place < 0:
+                    return "none" if route.draft is None else route.draft.version
         return "live"
+
+    def _shadow(self, prompt: str, num_tokens: int) -> ShadowStats | None:
+        """Simulate the version that drafts beside a request, if the request is of its share."""
+        place = draw(prompt, "shadow", str(len(self._requests))) % 10_000 / 10_000
+        for route in self.routes:
+            if route.shadow and route.draft is not None:
+                place -= route.share
+                if place < 0:
+                    version = route.draft.version
+                    return self._shadowed(prompt, version, num_tokens)
+        return None
+
+    def _shadowed(self, prompt: str, version: int, num_tokens: int) -> ShadowStats:
+        assert self._plan is not None
+        depth, rate = self._plan.num_speculative_tokens, self._acceptance_rate(version)
+        accepted = simulate_steps(
+            prompt, version=version, depth=depth, rate=rate, num_tokens=num_tokens
+        )
+        return ShadowStats(
+            version=version,
+            num_steps=len(accepted),
+            num_drafted=len(accepted) * depth,
+            accepted_per_position=per_position(accepted, depth),
+            draft_s=len(accepted) * self.options.draft_ms / 1000,
+        )
 
     def _waits_for_swap(self) -> bool:
         num_requests = len(self._requests) + self._running

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,9 +43,7 @@ class SimulatedRequest:
             num_steps=num_steps,
             num_speculative_steps=num_steps if self.is_speculative else 0,
             num_drafted=num_steps * self.depth if self.is_speculative else 0,
-            accepted_per_position=tuple(
-                sum(taken > position for taken in self.accepted) for position in range(self.depth)
-            ),
+            accepted_per_position=per_position(self.accepted, self.depth),
             min_draft_version=self.version,
             max_draft_version=self.version,
             finish_reason=self.finish_reason,
@@ -83,14 +81,33 @@ def simulate_request(
     return SimulatedRequest(
         token_ids=[97 + draw(prompt, f"{seed}/{index}") % 26 for index in range(num_tokens)],
         finish_reason="stop" if wanted <= limit else "length",
-        accepted=_steps(prompt, version, depth, rate if version != NO_DRAFTER else 0.0, num_tokens),
+        accepted=simulate_steps(
+            prompt, version=version, depth=depth, rate=rate, num_tokens=num_tokens
+        ),
         version=version,
         depth=depth,
     )
 
 
-def _steps(prompt: str, version: int, depth: int, rate: float, num_tokens: int) -> list[int]:
-    """Return how many drafts each step accepts; the first token comes with the prompt."""
+def per_position(accepted: Sequence[int], depth: int) -> tuple[int, ...]:
+    """Return [depth] in how many steps each draft position was accepted."""
+    return tuple(sum(taken > position for taken in accepted) for position in range(depth))
+
+
+def simulate_steps(
+    prompt: str, *, version: int, depth: int, rate: float, num_tokens: int
+) -> list[int]:
+    """Return how many drafts each step accepts; the first token comes with the prompt.
+
+    Args:
+        prompt: of the request.
+        version: that drafts, `NO_DRAFTER` for none.
+        depth: of a step's drafts.
+        rate: chance that the next draft of a step is accepted; without a drafter none is.
+        num_tokens: answered.
+    """
+    if version == NO_DRAFTER:
+        rate = 0.0
     accepted: list[int] = []
     done = 1
     while done < num_tokens:
