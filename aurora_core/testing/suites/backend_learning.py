@@ -136,12 +136,11 @@ class RecordingPromises(BackendFixtures):
         speculator.save(speculator.build_module(weights, ()), tmp_path)
         if not _damage(tmp_path / "model.safetensors", damage):
             pytest.skip("the speculator's checkpoints have no vocabulary map")
-        bad = stage(
-            Path(recording.plan.versions_dir),
-            speculator,
-            speculator_name,
-            lambda path: shutil.copytree(tmp_path, path, dirs_exist_ok=True),
-        )
+
+        def write(path: Path) -> None:
+            shutil.copytree(tmp_path, path, dirs_exist_ok=True)
+
+        bad = stage(Path(recording.plan.versions_dir), speculator, speculator_name, write)
         with pytest.raises(BackendError):
             recording.swap(bad)
         assert recording.status().live_version == draft.version
