@@ -74,12 +74,15 @@ async def test_an_answer_from_before_a_restart_is_not_numbered_as_one_from_after
 
 def test_the_version_in_force_is_the_engines_word(tmp_path: Path) -> None:
     store = VersionStore(tmp_path)
+
+    def write(folder: Path) -> None:
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).write_text("{}")
+
     first, second = (
         store.stage(
             number,
-            lambda folder: [
-                (folder / name).write_text("{}") for name in ("config.json", "model.safetensors")
-            ],
+            write,
             parent=None,
             speculator="toy",
             target_fingerprint="f" * 16,

@@ -46,6 +46,7 @@ class ControlClient(EngineClient):
     """Calls one server."""
 
     def __init__(self, url: str, token: str, *, timeout_s: float) -> None:
+        """See `EngineClient` for the arguments."""
         super().__init__(url, token, name="SGLang", timeout_s=timeout_s)
 
     async def info(self) -> ServerInfo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import httpx
+import pytest
 
 from aurora_backend_sglang.backend import SglangBackend
 from aurora_core.testing.suites.served_backend import ServedBackend
@@ -17,6 +18,11 @@ class SglangServerContract(EagleServerSuite):
     # A layer more than usual: SGLang can name neither what enters the first, nor the last one.
     target_shape: ClassVar[dict[str, int]] = {"hidden_size": 64, "num_layers": 5}
     confirming_route = "/update_weights_from_tensor"
+
+    @pytest.fixture
+    def plugins(self) -> tuple[str, ...]:
+        """Of them the engine loads those that are installed beside it."""
+        return ("core", "eagle", "sglang")
 
     def test_control_routes_need_the_token(self, served: ServedBackend) -> None:
         for route in ("set_internal_state", "pause_generation", "begin_weight_update"):

@@ -14,6 +14,7 @@ class ControlClient(EngineClient):
     """Calls one server's routes below `/aurora`."""
 
     def __init__(self, url: str, token: str, *, timeout_s: float) -> None:
+        """See `EngineClient` for the arguments."""
         super().__init__(url, token, name="vLLM", timeout_s=timeout_s)
 
     async def call(self, method: str, path: str, **arguments: Any) -> Any:
