@@ -44,6 +44,12 @@ from aurora_core.records import (
     SwapReceipt,
 )
 from aurora_core.testing.fake_openai import Answer, openai_application
+from aurora_core.testing.simulated_request import (
+    draw,
+    per_position,
+    simulate_request,
+    simulate_steps,
+)
 
 NOISE = b"noise"
 """Weights that begin so accept nothing, or the share that follows, whatever their number."""
@@ -263,52 +269,42 @@ class FakeBackend(Backend):
         drafter = extension.get("drafter") or self._routed(prompt, lineage)
         named: dict[str | int, int] = {"live": self._live_version(lineage), "none": NO_DRAFTER}
         version = named[drafter] if drafter in named else int(drafter)
-        wanted = 8 + _draw(prompt, "length") % self.options.max_answer_tokens
-        limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
-        seed = f"{body.get('temperature', 0)}/{body.get('seed', 0)}"
-        if version in self.options.lossy_versions:
-            seed += f"/{version}"
-        token_ids = [
-            97 + _draw(prompt, f"{seed}/{index}") % 26 for index in range(min(wanted, limit))
-        ]
-        accepted, num_steps = self._simulate_steps(prompt, lineage, version, len(token_ids))
+        request = simulate_request(
+            body,
+            prompt,
+            version=version,
+            depth=self._plan.num_speculative_tokens,
+            rate=self._acceptance_rate(lineage, version),
+            max_answer_tokens=self.options.max_answer_tokens,
+            is_lossy=version in self.options.lossy_versions,
+        )
         arrived = time.time()
         self._running += 1
         draft_ms = 0.0 if version == NO_DRAFTER else self.options.draft_ms
-        decode_s = num_steps * (self.options.step_ms + draft_ms) / 1000
+        decode_s = len(request.accepted) * (self.options.step_ms + draft_ms) / 1000
         try:
             await asyncio.sleep(decode_s)
         finally:
             self._running -= 1
-        speculative = version != NO_DRAFTER
-        shadow = self._shadow(prompt, lineage, len(token_ids))
-        stats = RequestStats(
+        stats = request.statistics(
             sequence=len(self._requests) + 1,
             request_id=uuid.uuid4().hex,
             finished=time.time(),
             num_prompt_tokens=len(prompt.encode()),
-            num_output_tokens=len(token_ids),
-            num_steps=num_steps,
-            num_speculative_steps=num_steps if speculative else 0,
-            num_drafted=num_steps * self._plan.num_speculative_tokens if speculative else 0,
-            accepted_per_position=tuple(accepted),
-            min_draft_version=version,
-            max_draft_version=version,
             ttft_s=self.options.step_ms / 1000,
             decode_s=max(decode_s, 1e-6),
-            finish_reason="stop" if wanted <= limit else "length",
             tenant=extension.get("tenant", ""),
             route=extension.get("route", ""),
             batch_size=1.0 + self._running,
             lineage=lineage,
-            shadow=shadow,
+            shadow=self._shadow(prompt, lineage, len(request.token_ids)),
         )
         self._requests.append(stats)
         if self.options.drop_drafter_after_requests == len(self._requests):
             self.drop_drafter()
         if self.options.die_after_requests == len(self._requests):
             asyncio.get_running_loop().call_later(0.05, self.die)
-        return Answer(token_ids=token_ids, created=int(arrived), stats=stats)
+        return Answer(token_ids=request.token_ids, created=int(arrived), stats=stats)
 
     def _lineage_of(self, extension: dict[str, Any], prompt: str) -> str:
         assert self._plan is not None
@@ -323,7 +319,7 @@ class FakeBackend(Backend):
 
     def _routed(self, prompt: str, lineage: str) -> str | int:
         """Draw who answers a request that names no drafter: its own share, or the live one."""
-        place = _draw(prompt, "route", str(len(self._requests))) % 10_000 / 10_000
+        place = draw(prompt, "route", str(len(self._requests))) % 10_000 / 10_000
         for route in self._routes_of.get(lineage, ()):
             if not route.shadow:
                 place -= route.share
@@ -333,21 +329,28 @@ class FakeBackend(Backend):
 
     def _shadow(self, prompt: str, lineage: str, num_tokens: int) -> ShadowStats | None:
         """Simulate the version that drafts beside a request, if the request is of its share."""
-        place = _draw(prompt, "shadow", str(len(self._requests))) % 10_000 / 10_000
+        place = draw(prompt, "shadow", str(len(self._requests))) % 10_000 / 10_000
         for route in self._routes_of.get(lineage, ()):
             if route.shadow and route.draft is not None:
                 place -= route.share
                 if place < 0:
                     version = route.draft.version
-                    accepted, num_steps = self._simulate_steps(prompt, lineage, version, num_tokens)
-                    return ShadowStats(
-                        version=version,
-                        num_steps=num_steps,
-                        num_drafted=num_steps * len(accepted),
-                        accepted_per_position=tuple(accepted),
-                        draft_s=num_steps * self.options.draft_ms / 1000,
-                    )
+                    return self._shadowed(prompt, lineage, version, num_tokens)
         return None
+
+    def _shadowed(self, prompt: str, lineage: str, version: int, num_tokens: int) -> ShadowStats:
+        assert self._plan is not None
+        depth, rate = self._plan.num_speculative_tokens, self._acceptance_rate(lineage, version)
+        accepted = simulate_steps(
+            prompt, version=version, depth=depth, rate=rate, num_tokens=num_tokens
+        )
+        return ShadowStats(
+            version=version,
+            num_steps=len(accepted),
+            num_drafted=len(accepted) * depth,
+            accepted_per_position=per_position(accepted, depth),
+            draft_s=len(accepted) * self.options.draft_ms / 1000,
+        )
 
     def _waits_for_swap(self) -> bool:
         num_requests = len(self._requests) + self._running
@@ -362,26 +365,9 @@ class FakeBackend(Backend):
             self._swapped.issuperset(lineages)
         )
 
-    def _simulate_steps(
-        self, prompt: str, lineage: str, version: int, num_tokens: int
-    ) -> tuple[list[int], int]:
-        assert self._plan is not None
-        depth = self._plan.num_speculative_tokens
+    def _acceptance_rate(self, lineage: str, version: int) -> float:
         rate = min(0.95, max(0.0, self.options.acceptance_per_version * (version + 1)))
-        rate = self._noise.get((lineage, version), rate)
-        if version == NO_DRAFTER:
-            rate = 0.0
-        accepted, num_steps, done = [0] * depth, 0, 1  # the first token comes with the prompt
-        while done < num_tokens:
-            taken = 0
-            while taken < min(depth, num_tokens - done - 1):
-                if _draw(prompt, f"{version}/{done}/{taken}") % 1000 >= rate * 1000:
-                    break
-                accepted[taken] += 1
-                taken += 1
-            done += taken + 1
-            num_steps += 1
-        return accepted, num_steps
+        return self._noise.get((lineage, version), rate)
 
 
 class _Server(uvicorn.Server):
@@ -390,8 +376,3 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _draw(*parts: str) -> int:
-    digest = hashlib.blake2b("\x00".join(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")

@@ -1,10 +1,10 @@
-"""OpenAI's HTTP API over made-up answers; the face of `FakeBackend`."""
+"""OpenAI's HTTP API over made-up answers; the face of `FakeBackend` and of fake servers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,6 +25,8 @@ class Answer:
     created: int
     """Unix seconds."""
     stats: RequestStats
+    accepted_per_step: tuple[int, ...] = ()
+    """Where its server tells them."""
 
     @property
     def text(self) -> str:
@@ -39,9 +41,22 @@ class Answers(Protocol):
         """Answer one request; `body` is the request as it came."""
 
 
-def openai_application(backend: Answers) -> fastapi.FastAPI:
-    """Return the routes of OpenAI's API that Aurora's own clients use."""
+Closing = Callable[[Answer], dict[str, Any]]
+"""Gives what a server adds to the end of a response: fields beside `usage`."""
+
+
+def openai_application(
+    backend: Answers, *, model: str = MODEL, closing: Closing | None = None
+) -> fastapi.FastAPI:
+    """Return the routes of OpenAI's API that Aurora's own clients use.
+
+    Args:
+        backend: gives the answers.
+        model: name that is served.
+        closing: Aurora's own field if not given.
+    """
     app = fastapi.FastAPI()
+    ending = closing or (lambda answer: {"aurora": _extension(answer.stats)})
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -49,26 +64,26 @@ def openai_application(backend: Answers) -> fastapi.FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": MODEL, "object": "model"}]}
+        return {"object": "list", "data": [{"id": model, "object": "model"}]}
 
     @app.post("/v1/completions")
     async def completions(body: dict[str, Any]) -> Any:
         prompt = body.get("prompt")
         if isinstance(prompt, list):
             prompt = " ".join(map(str, prompt))
-        return await _respond(backend, body, prompt, chat=False)
+        return await _respond(backend, {"model": model, **body}, prompt, ending, chat=False)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: dict[str, Any]) -> Any:
         messages = body.get("messages")
         prompt = "\n".join(f"{m['role']}: {m['content']}" for m in messages) if messages else None
-        return await _respond(backend, body, prompt, chat=True)
+        return await _respond(backend, {"model": model, **body}, prompt, ending, chat=True)
 
     return app
 
 
 async def _respond(
-    backend: Answers, body: dict[str, Any], prompt: str | None, *, chat: bool
+    backend: Answers, body: dict[str, Any], prompt: str | None, closing: Closing, *, chat: bool
 ) -> Any:
     if not prompt:
         message = "the request has no prompt; send `prompt` or `messages`"
@@ -80,26 +95,26 @@ async def _respond(
         "id": stats.request_id,
         "object": name,
         "created": answer.created,
-        "model": body.get("model") or MODEL,
+        "model": body["model"],
     }
-    closing = {
+    ending = {
         "usage": {
             "prompt_tokens": stats.num_prompt_tokens,
             "completion_tokens": stats.num_output_tokens,
             "total_tokens": stats.num_prompt_tokens + stats.num_output_tokens,
         },
-        "aurora": _extension(stats),
+        **closing(answer),
     }
     if body.get("return_token_ids"):
         envelope["prompt_token_ids"] = list(prompt.encode())
     if body.get("stream"):
-        chunks = _chunks(envelope, answer, closing, body=body, chat=chat)
+        chunks = _chunks(envelope, answer, ending, body=body, chat=chat)
         return StreamingResponse(chunks, media_type="text/event-stream")
     choice: dict[str, Any] = {"index": 0, "finish_reason": stats.finish_reason}
     choice |= {"message": _message(answer.text)} if chat else {"text": answer.text}
     if body.get("return_token_ids"):
         choice["token_ids"] = answer.token_ids
-    return {**envelope, "choices": [choice], **closing}
+    return {**envelope, "choices": [choice], **ending}
 
 
 def _message(text: str) -> dict[str, str]:
@@ -109,7 +124,7 @@ def _message(text: str) -> dict[str, str]:
 async def _chunks(
     envelope: dict[str, Any],
     answer: Answer,
-    closing: dict[str, Any],
+    ending: dict[str, Any],
     *,
     body: dict[str, Any],
     chat: bool,
@@ -129,7 +144,7 @@ async def _chunks(
             choice["logprobs"] = {"content": [_logprob(token_id)]}
         yield f"data: {json.dumps({**envelope, 'choices': [choice]})}\n\n"
         await asyncio.sleep(0)  # a client that went away ends the stream here
-    yield f"data: {json.dumps({**envelope, 'choices': [], **closing})}\n\n"
+    yield f"data: {json.dumps({**envelope, 'choices': [], **ending})}\n\n"
     yield "data: [DONE]\n\n"
 
 

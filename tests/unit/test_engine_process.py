@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -177,6 +178,33 @@ async def test_an_engine_that_keeps_dying_is_given_up_with_its_reason(tmp_path: 
         await supervisor.ready()
     await supervisor.stop()
     assert len(launches.started) == 3
+
+
+async def test_every_start_in_a_row_waits_twice_as_long_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock:
+        """`asyncio`, whose `sleep` notes the time instead of spending it."""
+
+        def __init__(self) -> None:
+            self.delays: list[float] = []
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(asyncio, name)
+
+        async def sleep(self, delay_s: float) -> None:
+            self.delays.append(delay_s)
+
+    clock = Clock()
+    monkeypatch.setattr("aurora_core.engine_process.supervisor.asyncio", clock)
+    launches = Launches(tmp_path, num_failing=100)
+    supervisor = EngineSupervisor(
+        launches, max_restarts=4, first_delay_s=1.0, longest_delay_s=5.0, stable_s=600.0
+    )
+    await supervisor.start()
+    await until(lambda: len(launches.started) == 5)
+    await supervisor.stop()
+    assert clock.delays == [1.0, 2.0, 4.0, 5.0]
 
 
 async def test_whoever_asks_during_a_restart_waits_for_it(tmp_path: Path) -> None:

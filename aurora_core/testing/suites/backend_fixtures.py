@@ -60,6 +60,15 @@ class BackendFixtures:
         return True
 
     @pytest.fixture
+    def settling_s(self) -> float:
+        """Seconds that the engine may take to note in `finished` and `status` what it answered.
+
+        0 where it notes a request before it answers it; a server whose workers are told of an end
+        with their next step needs a few.
+        """
+        return 0.0
+
+    @pytest.fixture
     def target(self) -> TargetSpec:
         """The tiny target to serve."""
         return tiny_target()
@@ -136,11 +145,13 @@ class BackendFixtures:
         request: pytest.FixtureRequest,
         backend: Backend,
         make_plan: Callable[..., ServePlan],
+        settling_s: float,
         tmp_path_factory: pytest.TempPathFactory,
     ) -> ServedBackend:
         """The running engine, without a live drafter. Shared: leave it able to serve."""
         if "engine" not in self._running:
-            served = ServedBackend(backend, make_plan(tmp_path_factory.mktemp("run")))
+            plan = make_plan(tmp_path_factory.mktemp("run"))
+            served = ServedBackend(backend, plan, settling_s=settling_s)
             with toy_on_the_path(tmp_path_factory.mktemp("plugins")):
                 served.start()
             self._running["engine"] = served

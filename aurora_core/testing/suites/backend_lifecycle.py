@@ -53,6 +53,7 @@ class LifecyclePromises(BackendFixtures):
         speculator: Speculator,
         speculator_name: str,
         weights: TargetWeights,
+        settling_s: float,
         tmp_path: Path,
     ) -> None:
         torch.manual_seed(0)
@@ -63,7 +64,8 @@ class LifecyclePromises(BackendFixtures):
             speculator_name,
             lambda path: speculator.save(module, path),
         )
-        served = ServedBackend(backend, make_plan(tmp_path, initial_version=draft))
+        plan = make_plan(tmp_path, initial_version=draft)
+        served = ServedBackend(backend, plan, settling_s=settling_s)
         try:
             with toy_on_the_path(tmp_path / "plugins"):
                 served.start()
@@ -136,7 +138,7 @@ class LifecyclePromises(BackendFixtures):
 
     def test_status_counts_nothing_that_is_not_there(self, served: ServedBackend) -> None:
         served.ask(PROMPTS[:1])
-        status = served.status()
+        status = served.idle_status()
         assert (status.num_running, status.num_waiting) == (0, 0)
         assert status.memory_mib > 0
         assert status.traces_kept >= 0

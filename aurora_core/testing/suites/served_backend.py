@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,6 +16,9 @@ from aurora_core.records import BackendStatus, DraftVersion, RequestStats, SwapR
 Result = TypeVar("Result")
 
 TIMEOUT_S = 120.0
+PLAIN = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+"""Fields of a request that is told nothing else."""
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +35,16 @@ class Answered:
 class ServedBackend:
     """Runs one backend on an event loop of its own; the loop stands still between two calls."""
 
-    def __init__(self, backend: Backend, plan: ServePlan) -> None:
+    def __init__(self, backend: Backend, plan: ServePlan, *, settling_s: float = 0.0) -> None:
+        """
+        Args:
+            backend: not started.
+            plan: to start it with.
+            settling_s: seconds that it may take to note what it has answered already.
+        """
         self.backend, self.plan = backend, plan
+        self._settling_s = settling_s
+        self._num_answered = 0
         self._runner = asyncio.Runner()
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -51,9 +63,27 @@ class ServedBackend:
         """Ask the engine how it is."""
         return self.run(self.backend.status())
 
+    def idle_status(self) -> BackendStatus:
+        """Ask the engine how it is once it has noted that nothing runs any more."""
+        return self.eventually(
+            self.status, lambda status: status.num_running == status.num_waiting == 0
+        )
+
     def finished(self, after: int = 0) -> list[RequestStats]:
-        """Return requests that finished, from a sequence number on."""
+        """Return requests that finished, from a sequence number on, once all are noted."""
+        if self._settling_s:
+            self.eventually(
+                lambda: self.run(self.backend.finished(0)),
+                lambda noted: len(noted) >= self._num_answered,
+            )
         return self.run(self.backend.finished(after))
+
+    def eventually(self, look: Callable[[], Result], holds: Callable[[Result], bool]) -> Result:
+        """Return what is seen as soon as it holds, or when the engine has had time to settle."""
+        deadline = time.monotonic() + self._settling_s
+        while not holds(seen := look()) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return seen
 
     def newest(self) -> int:
         """Return the sequence number of the last finished request, 0 without any."""
@@ -86,27 +116,46 @@ class ServedBackend:
             seeds: one per prompt, where they are sampled.
             fields: of the request, for example `max_tokens`.
         """
-        async with httpx.AsyncClient(
-            base_url=self.backend.url, timeout=TIMEOUT_S, trust_env=False, verify=False
-        ) as client:
-            model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
-            body = {
-                "model": model,
-                "max_tokens": 16,
-                "temperature": 0,
-                "ignore_eos": True,
-                "return_token_ids": True,
-                **fields,
-            }
+        async with self._client() as client:
+            body = {"model": await _served_model(client), **PLAIN, **fields}
             bodies = [
                 {**body, "prompt": prompt, **({"seed": seeds[n]} if seeds else {})}
                 for n, prompt in enumerate(prompts)
             ]
-            return list(await asyncio.gather(*(_complete(client, each) for each in bodies)))
+            answers = await asyncio.gather(*(_complete(client, each) for each in bodies))
+        self._num_answered += len(answers)
+        return [_read(answer) for answer in answers]
+
+    def complete(self, **fields: Any) -> dict[str, Any]:
+        """Ask for one completion, and return the whole answer as it came."""
+
+        async def ask() -> dict[str, Any]:
+            async with self._client() as client:
+                body = {"model": await _served_model(client), **PLAIN, **fields}
+                return await _complete(client, body)
+
+        answer = self.run(ask())
+        self._num_answered += 1
+        return answer
+
+    def _client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=self.backend.url, timeout=TIMEOUT_S, trust_env=False, verify=False
+        )
 
 
-async def _complete(client: httpx.AsyncClient, body: dict[str, Any]) -> Answered:
-    answer = (await client.post("/v1/completions", json=body)).raise_for_status().json()
+async def _served_model(client: httpx.AsyncClient) -> str:
+    models = (await client.get("/v1/models")).raise_for_status().json()["data"]
+    return str(models[0]["id"])
+
+
+async def _complete(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+    answer = (await client.post("/v1/completions", json=body)).raise_for_status()
+    plain: dict[str, Any] = answer.json()
+    return plain
+
+
+def _read(answer: Mapping[str, Any]) -> Answered:
     [choice] = answer["choices"]
     token_ids = choice.get("token_ids")
     prompt = answer.get("prompt_token_ids") or choice.get("prompt_token_ids") or ()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from aurora_backend_sglang.config import SglangBackendOptions
-from aurora_backend_sglang.control_client import ControlClient, NoAnswer
+from aurora_backend_sglang.control_client import ControlClient
 from aurora_backend_sglang.drafter_session import DrafterSession
 from aurora_backend_sglang.engine.settings import write_settings
 from aurora_backend_sglang.engine.status import EngineReport
@@ -22,11 +22,13 @@ from aurora_backend_sglang.server_command import (
     server_environment,
 )
 from aurora_backend_sglang.start_drafter import check_layers, prepare_drafter
+from aurora_core.engine_process.engine_client import NoAnswer
 from aurora_core.engine_process.placeholder import make_placeholder
 from aurora_core.engine_process.ports import free_port
+from aurora_core.engine_process.restarts import RequestNumbers, version_in_force
 from aurora_core.engine_process.server import ServerProcess
 from aurora_core.engine_process.supervisor import EngineSupervisor
-from aurora_core.errors import BackendError, CheckpointError
+from aurora_core.errors import BackendError
 from aurora_core.interfaces import Backend, Options, ServePlan
 from aurora_core.records import (
     NO_DRAFTER,
@@ -36,7 +38,6 @@ from aurora_core.records import (
     RequestStats,
     SwapReceipt,
 )
-from aurora_core.versions import VersionStore
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +61,7 @@ class SglangBackend(Backend):
         self._supervisor: EngineSupervisor | None = None
         self._client: ControlClient | None = None
         self._session: DrafterSession | None = None
-        self._sequence_offset = 0
-        self._newest_sequence = 0
+        self._numbers = RequestNumbers()
 
     @property
     def provides(self) -> Provides:
@@ -147,18 +147,10 @@ class SglangBackend(Backend):
         Numbers go on rising after a restart; requests that were lost with the engine are not among
         them.
         """
-        offset = self._sequence_offset
-        report = await self._report(after=after - offset)
-        if self._sequence_offset != offset:  # it was started again meanwhile
-            return []
-        numbered = [
-            replace(one, sequence=one.sequence + offset)
-            for one in report.finished
-            if one.sequence + offset > after
-        ]
-        if numbered:
-            self._newest_sequence = max(self._newest_sequence, numbered[-1].sequence)
-        return numbered
+        return await self._numbers.finished(after, self._engine_finished)
+
+    async def _engine_finished(self, after: int) -> Sequence[RequestStats]:
+        return (await self._report(after=after)).finished
 
     async def report(self) -> EngineReport:
         """Return all that the engine's half says of itself."""
@@ -225,8 +217,7 @@ class SglangBackend(Backend):
         check_same_run(url, info, plan, eagle_topk=self.options.eagle_topk)
         await self._client.check_guarded()
         await self._session.begin()
-        # Requests of before are not this run's.
-        self._sequence_offset = -max((one.sequence for one in info.report.finished), default=0)
+        self._numbers.leave_out((await self._client.report(after=0)).finished)
         live, found = plan.initial_version, info.report.live_version
         if live is None and found != NO_DRAFTER:
             await self.swap(None)
@@ -250,8 +241,7 @@ class SglangBackend(Backend):
         self._session = DrafterSession(self._client, pause=self.options.pause)
 
     def _note_end(self, reason: str) -> None:
-        # A new engine counts its requests from 1 again.
-        self._sequence_offset = self._newest_sequence
+        self._numbers.engine_ended()
         logger.warning("%s; it is started again with the live drafter", reason)
 
     async def _running(self) -> tuple[ControlClient, DrafterSession]:
@@ -271,17 +261,7 @@ class SglangBackend(Backend):
                 raise
             client, _ = await self._running()
             report = await client.report(after=None)
-        self._believe(report)
+        if self._plan is not None:
+            versions_dir = self._plan.versions_dir
+            self._live = version_in_force(self._live, report.live_version, versions_dir)
         return report
-
-    def _believe(self, report: EngineReport) -> None:
-        """Take over what the engine serves: the answer to a swap may have been lost."""
-        known = NO_DRAFTER if self._live is None else self._live.version
-        if report.live_version == known or self._plan is None:
-            return
-        if report.live_version == NO_DRAFTER:
-            self._live = None
-            return
-        with contextlib.suppress(CheckpointError):  # the controller deals with strangers
-            store = VersionStore(Path(self._plan.versions_dir))
-            self._live = store.read(report.live_version)

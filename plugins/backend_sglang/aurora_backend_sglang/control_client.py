@@ -17,6 +17,7 @@ from aurora_backend_sglang.engine.status import (
     WITHOUT_DRAFTER,
     EngineReport,
 )
+from aurora_core.engine_process.engine_client import EngineClient, NoAnswer
 from aurora_core.errors import BackendError
 from aurora_core.wire import from_dict
 
@@ -41,30 +42,12 @@ class ServerInfo:
     report: EngineReport
 
 
-class ControlClient:
+class ControlClient(EngineClient):
     """Calls one server."""
 
     def __init__(self, url: str, token: str, *, timeout_s: float) -> None:
-        """
-        Args:
-            url: base URL of the server, without `/v1`.
-            token: of its control routes.
-            timeout_s: longest time for one answer.
-        """
-        self._url = url
-        self._client = httpx.AsyncClient(
-            base_url=url,
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=httpx.Timeout(timeout_s, connect=min(10.0, timeout_s)),
-            trust_env=False,  # a proxy has no business between controller and engine
-        )
-
-    async def answers(self) -> bool:
-        """Return whether the server is healthy and its engine has come up."""
-        try:
-            return (await self._client.get("/health", timeout=10.0)).status_code == 200
-        except httpx.HTTPError:
-            return False
+        """See `EngineClient` for the arguments."""
+        super().__init__(url, token, name="SGLang", timeout_s=timeout_s)
 
     async def info(self) -> ServerInfo:
         """Return the server's description of itself and of Aurora's half.
@@ -73,17 +56,17 @@ class ControlClient:
             NoAnswer: the connection failed or took too long.
             BackendError: it runs without Aurora's half, or with one of another version.
         """
-        plain = (await self._request("GET", "/server_info")).json()
+        plain = (await self._ask("GET", "/server_info")).json()
         section = (plain.get("internal_states") or [{}])[0].get(SECTION)
         if section is None:
             raise BackendError(
-                f"the server at {self._url} runs without Aurora's recorder: either it was started "
+                f"the server at {self.url} runs without Aurora's recorder: either it was started "
                 "without AURORA_SGLANG_SETTINGS, or aurora-backend-sglang is not installed beside "
                 "SGLang, or its log says why the plugin failed"
             )
         if section.get("protocol") != PROTOCOL:
             raise BackendError(
-                f"Aurora's half in the server at {self._url} speaks protocol "
+                f"Aurora's half in the server at {self.url} speaks protocol "
                 f"{section.get('protocol')!r}, and this one {PROTOCOL}; install the same version "
                 "of aurora-backend-sglang in both environments"
             )
@@ -91,13 +74,13 @@ class ControlClient:
             report = from_dict(EngineReport, section)
         except ValidationError as error:
             raise BackendError(
-                f"Aurora's half in the server at {self._url} answers what this version does not "
+                f"Aurora's half in the server at {self.url} answers what this version does not "
                 f"understand ({error.errors()[0]['loc']}); install the same version of "
                 "aurora-backend-sglang in both environments"
             ) from error
         if report.missing_hooks:
             raise BackendError(
-                f"SGLang {plain.get('version')} at {self._url} has no "
+                f"SGLang {plain.get('version')} at {self.url} has no "
                 f"{', '.join(report.missing_hooks)}, where Aurora's recorder looks; install "
                 "SGLang 0.5.23"
             )
@@ -115,13 +98,10 @@ class ControlClient:
         """
         body: dict[str, Any] = {"server_args": {}}
         headers = {"Authorization": ""}
-        try:
-            answer = await self._client.post("/set_internal_state", json=body, headers=headers)
-        except httpx.HTTPError as error:
-            raise NoAnswer("POST", "/set_internal_state", error) from error
+        answer = await self.request("POST", "/set_internal_state", json=body, headers=headers)
         if answer.status_code not in (401, 403):
             raise BackendError(
-                f"the control routes of the server at {self._url} are open to anyone: Aurora's "
+                f"the control routes of the server at {self.url} are open to anyone: Aurora's "
                 "plugin is not in place in its HTTP server, whose log says why"
             )
 
@@ -141,22 +121,22 @@ class ControlClient:
 
     async def pause(self, mode: str) -> None:
         """Stop decoding; requests that come wait."""
-        await self._request("POST", "/pause_generation", json={"mode": mode})
+        await self._ask("POST", "/pause_generation", json={"mode": mode})
 
     async def resume(self) -> None:
         """Go on decoding."""
-        await self._request("POST", "/continue_generation", json={})
+        await self._ask("POST", "/continue_generation", json={})
 
     async def begin_update(self) -> None:
         """Open a session that changes the drafter alone."""
         try:
-            await self._request("POST", "/begin_weight_update", json={"selector": "draft"})
+            await self._ask("POST", "/begin_weight_update", json={"selector": "draft"})
         except NoAnswer:
             raise
         except BackendError:
             # One may be open still, from a swap whose last answer was lost.
             await self.end_update()
-            await self._request("POST", "/begin_weight_update", json={"selector": "draft"})
+            await self._ask("POST", "/begin_weight_update", json={"selector": "draft"})
 
     async def load_version(self, version: int, checksum: str, *, flush_cache: bool) -> LoadReceipt:
         """Have a version loaded within a session.
@@ -171,7 +151,7 @@ class ControlClient:
             "flush_cache": flush_cache,
             "weight_version": f"aurora-{version}",
         }
-        answer = await self._request("POST", "/update_weights_from_tensor", json=body)
+        answer = await self._ask("POST", "/update_weights_from_tensor", json=body)
         message = str(answer.json().get("message", ""))
         try:
             # SGLang adds a sentence of its own behind it.
@@ -179,18 +159,18 @@ class ControlClient:
             return from_dict(LoadReceipt, plain)
         except (ValueError, ValidationError) as error:
             raise BackendError(
-                f"the server at {self._url} took version {version} for something else "
+                f"the server at {self.url} took version {version} for something else "
                 f"({message[:120]!r}): it runs without Aurora's half"
             ) from error
 
     async def end_update(self) -> None:
         """Close the session."""
-        await self._request("POST", "/end_weight_update", json={})
+        await self._ask("POST", "/end_weight_update", json={})
 
     async def checksums(self) -> Mapping[str, str]:
         """Return name -> checksum of every tensor in the engine; names of the drafter's begin
         with `draft`."""
-        answer = await self._request(
+        answer = await self._ask(
             "POST", "/weights_checker", json={"action": "checksum", "selector": "all"}
         )
         ranks = answer.json().get("ranks") or []
@@ -200,40 +180,19 @@ class ControlClient:
             for name, checksum in found["checksums"].items()
         }
 
-    async def metrics(self) -> str:
-        """Return the text of SGLang's own Prometheus endpoint."""
-        return (await self._request("GET", "/metrics")).text
-
-    async def close(self) -> None:
-        """Let go of the connections."""
-        await self._client.aclose()
-
     async def _set(self, values: Mapping[str, int]) -> None:
-        answer = await self._request(
-            "POST", "/set_internal_state", json={"server_args": dict(values)}
-        )
+        answer = await self._ask("POST", "/set_internal_state", json={"server_args": dict(values)})
         if answer.json() != [True]:
             raise BackendError(
-                f"the server at {self._url} does not know {', '.join(values)}: it runs without "
+                f"the server at {self.url} does not know {', '.join(values)}: it runs without "
                 "Aurora's recorder"
             )
 
-    async def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        try:
-            answer = await self._client.request(method, path, **arguments)
-        except httpx.HTTPError as error:
-            raise NoAnswer(method, path, error) from error
+    async def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        answer = await self.request(method, path, **arguments)
         if answer.is_error:
             raise BackendError(_sentence(answer))
         return answer
-
-
-class NoAnswer(BackendError):
-    """The server did not answer, for now or for ever."""
-
-    def __init__(self, method: str, path: str, error: httpx.HTTPError) -> None:
-        reason = str(error) or type(error).__name__
-        super().__init__(f"SGLang does not answer {method} {path}: {reason}")
 
 
 def _sentence(answer: httpx.Response) -> str:

@@ -1,4 +1,4 @@
-"""Two real servers, one after the other: one that drafts chains and one that drafts trees.
+"""Real servers, one after the other, each for a module of tests.
 
 Starting one takes half a minute on a machine that does nothing else, so tests share them.
 """
@@ -25,10 +25,14 @@ def _environment() -> None:
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
-    """The server of a test module, which says in `OPTIONS` what is special about it."""
+    """The server of a test module, which says in `OPTIONS` what is special about it.
+
+    A module may also have `SINK_OPTIONS`.
+    """
+    sink_options = getattr(request.module, "SINK_OPTIONS", {})
     with start_blocking_portal() as portal:
         folder = tmp_path_factory.mktemp("sglang")
-        running = RunningServer(folder, portal, **request.module.OPTIONS)
+        running = RunningServer(folder, portal, sink_options=sink_options, **request.module.OPTIONS)
         try:
             running.start()
             yield running

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,19 @@ _WAIT_S = 30.0
 class RunningServer:
     """SGLang on a tiny random target, with a placeholder for a drafter."""
 
-    def __init__(self, folder: Path, portal: BlockingPortal, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        portal: BlockingPortal,
+        *,
+        sink_options: Mapping[str, object],
+        **options: Any,
+    ) -> None:
         """
         Args:
             folder: for target, versions and traces.
             portal: of the event loop that the backend's methods run in.
+            sink_options: further options of the spool.
             options: further options of the backend.
         """
         self.target = read_target_spec(
@@ -83,7 +91,7 @@ class RunningServer:
             versions_dir=str(self.store.path),
             initial_version=None,
             sink="spool",
-            sink_options={"path": str(self.spool)},
+            sink_options={"path": str(self.spool), **sink_options},
             run_dir=str(folder / "run"),
             seed=0,
         )
@@ -99,6 +107,10 @@ class RunningServer:
 
     def status(self) -> Any:
         return self._portal.call(self.backend.status)
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Wait for a coroutine function in the backend's event loop."""
+        return self._portal.call(function, *arguments)
 
     def report(self) -> Any:
         return self._portal.call(self.backend.report)
@@ -174,7 +186,7 @@ class RunningServer:
         """Empty the prefix cache, so that the next prompt is read whole."""
         client = self.backend._client
         assert client is not None
-        self._portal.call(client._request, "POST", "/flush_cache")
+        self._portal.call(client.request, "POST", "/flush_cache")
 
     def trace_of(self, request_id: str) -> Trace:
         """Return the trace of a request, once it is on the disk."""

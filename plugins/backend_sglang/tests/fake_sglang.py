@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ INSTALLED = {
     "aurora-backend-sglang": "0.1.0",
     "missing": [],
 }
-ANSWER = [104, 101, 108, 108, 111]
-"""Output token ids: codes of letters."""
+MODEL = "tiny"
+ACCEPTANCE_RATE = 0.6
 
 
 def is_faulty(name: str) -> bool:
@@ -43,7 +44,9 @@ class FakeScheduler:
     def __init__(self, settings: Any) -> None:
         self.settings = settings
         self.live, self.checksum = settings.initial_version, settings.initial_checksum
-        self.paused = self.in_session = False
+        self.may_run = asyncio.Event()
+        self.may_run.set()
+        self.in_session = False
         self.acknowledged = 0
         self.requests: list[dict[str, Any]] = []
         self.calls: list[str] = []
@@ -76,12 +79,15 @@ class FakeScheduler:
 
         if not self.in_session:
             return False, "update_weights_from_tensor must run between begin and end"
-        assert self.paused, "a running server would wait for all of its requests"
+        assert not self.may_run.is_set(), "a running server would wait for all of its requests"
         assert selector == "draft"
         named = LOAD_FORMAT.fullmatch(reference)
         assert named is not None
         weights = Path(self.settings.versions_dir) / f"v{int(named[1]):06d}" / "model.safetensors"
-        found = hashlib.sha256(weights.read_bytes()).hexdigest()
+        try:
+            found = hashlib.sha256(weights.read_bytes()).hexdigest()
+        except OSError as error:
+            return False, f"version {named[1]} cannot be read: {error.strerror}"
         if found != named[2]:
             return False, f"version {named[1]} was announced with checksum {named[2][:12]!r}"
         self.live, self.checksum = int(named[1]), found
@@ -102,31 +108,44 @@ class FakeScheduler:
             "draft.fc.weight": hashlib.sha256(self.checksum.encode()).hexdigest(),
         }
 
-    def finish(self) -> None:
-        drafts = self.live >= 0
-        self.requests.append(
-            {
-                "sequence": len(self.requests) + 1,
-                "request_id": f"request-{len(self.requests)}",
-                "finished": time.time(),
-                "num_prompt_tokens": 3,
-                "num_output_tokens": len(ANSWER),
-                "num_steps": 2 if drafts else 4,
-                "num_speculative_steps": 2 if drafts else 0,
-                "num_drafted": 6 if drafts else 0,
-                "accepted_per_position": [2, 0, 0] if drafts else [],
-                "min_draft_version": self.live,
-                "max_draft_version": self.live,
-                "ttft_s": 0.1,
-                "decode_s": 0.1,
-                "finish_reason": "stop",
-            }
+    async def answer(self, body: dict[str, Any], prompt: str) -> Any:
+        """Answer one request, as `aurora_core.testing.fake_openai` asks for it."""
+        from aurora_core.testing.fake_openai import Answer
+        from aurora_core.testing.simulated_request import simulate_request
+        from aurora_core.wire import to_dict
+
+        await self.may_run.wait()
+        request = simulate_request(
+            body,
+            prompt,
+            version=self.live,
+            depth=self.settings.num_speculative_tokens,
+            rate=ACCEPTANCE_RATE,
         )
+        stats = request.statistics(
+            sequence=len(self.requests) + 1,
+            request_id=uuid.uuid4().hex,
+            finished=time.time(),
+            num_prompt_tokens=len(prompt.encode()),
+            ttft_s=0.1,
+            decode_s=0.1,
+        )
+        self.requests.append(to_dict(stats))
+        return Answer(token_ids=request.token_ids, created=int(time.time()), stats=stats)
+
+
+class Stock:
+    """A server without Aurora's half; what it answers does not matter."""
+
+    async def answer(self, body: dict[str, Any], prompt: str) -> Any:
+        raise NotImplementedError
 
 
 def application(scheduler: FakeScheduler | None, *, token: str = "") -> Any:
     """Return SGLang's routes; without a scheduler the server knows nothing of Aurora."""
-    app = fastapi.FastAPI()
+    from aurora_core.testing.fake_openai import openai_application
+
+    app = openai_application(scheduler or Stock(), model=MODEL, closing=lambda answer: {})
 
     def control(path: str) -> Any:
         async def check(request: fastapi.Request) -> None:
@@ -144,9 +163,6 @@ def application(scheduler: FakeScheduler | None, *, token: str = "") -> Any:
     def answer(success: bool, message: str = "Success") -> JSONResponse:
         body = {"success": success, "message": message}
         return JSONResponse(body, status_code=200 if success else 400)
-
-    @app.get("/health")
-    async def health() -> None: ...
 
     @app.get("/metrics")
     async def metrics() -> PlainTextResponse:
@@ -172,14 +188,14 @@ def application(scheduler: FakeScheduler | None, *, token: str = "") -> Any:
     @control("/pause_generation")
     async def pause_generation(body: dict[str, Any]) -> dict[str, str]:
         assert scheduler is not None and body["mode"] in ("in_place", "retract")
-        scheduler.paused = True
+        scheduler.may_run.clear()
         scheduler.calls.append(body["mode"])
         return {"status": "ok"}
 
     @control("/continue_generation")
     async def continue_generation() -> dict[str, str]:
         assert scheduler is not None
-        scheduler.paused = False
+        scheduler.may_run.set()
         return {"status": "ok"}
 
     @control("/begin_weight_update")
@@ -216,14 +232,6 @@ def application(scheduler: FakeScheduler | None, *, token: str = "") -> Any:
     @app.get("/fake/calls")
     async def calls() -> list[str]:
         return [] if scheduler is None else scheduler.calls
-
-    @app.post("/v1/chat/completions")
-    async def chat(body: dict[str, Any]) -> dict[str, Any]:
-        assert scheduler is not None and not scheduler.paused
-        scheduler.finish()
-        message = {"role": "assistant", "content": "hello"}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return {"id": "chat-1", "object": "chat.completion", "choices": [choice]}
 
     return app
 

@@ -24,9 +24,12 @@ async def test_a_running_server_is_attached_to_and_left_running(
 ) -> None:
     assert plan.initial_version is not None
     served = serve(versions)
+    await ask(served.url)
+    served.scheduler.acknowledged = 1  # by the run of before
     backend = attached(served.url)
     await backend.start(plan)
     assert (await backend.status()).live_version == 1, "the version to begin with is loaded"
+    assert await backend.finished(0) == [], "requests of before are not this run's"
     await ask(backend.url)
     assert [one.sequence for one in await backend.finished(0)] == [1]
     await backend.stop()

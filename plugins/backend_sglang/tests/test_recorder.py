@@ -363,10 +363,10 @@ def test_labels_and_sampling_are_those_of_the_request(recorder, writer) -> None:
     assert (trace.sampling.top_k, trace.sampling.rule) == (0, "greedy_always")
 
 
-def test_statistics_that_were_taken_are_forgotten(recorder, writer) -> None:
+def test_statistics_are_given_from_a_number_on_however_often(recorder, writer) -> None:
     for _ in range(3):
         one = request([11])
         read_prompt(recorder, one)
         finish(recorder, one)
     assert [one.sequence for one in recorder.finished_after(1)] == [2, 3]
-    assert [one.sequence for one in recorder.finished_after(0)] == [2, 3]
+    assert [one.sequence for one in recorder.finished_after(0)] == [1, 2, 3]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from aurora_backend_vllm.config import VllmBackendOptions
-from aurora_backend_vllm.control_client import ControlClient, NoAnswer
+from aurora_backend_vllm.control_client import ControlClient
 from aurora_backend_vllm.counters import SpeculationCounters, read_counters
 from aurora_backend_vllm.engine.settings import EngineSettings
 from aurora_backend_vllm.environment import read_environment
@@ -20,21 +19,21 @@ from aurora_backend_vllm.server_command import (
     server_command,
     server_environment,
 )
+from aurora_core.engine_process.engine_client import NoAnswer
 from aurora_core.engine_process.placeholder import make_placeholder
 from aurora_core.engine_process.ports import free_port
+from aurora_core.engine_process.restarts import RequestNumbers, version_in_force
 from aurora_core.engine_process.server import ServerProcess
 from aurora_core.engine_process.supervisor import EngineSupervisor
-from aurora_core.errors import BackendError, CheckpointError
+from aurora_core.errors import BackendError
 from aurora_core.interfaces import Backend, Options, ServePlan
 from aurora_core.records import (
-    NO_DRAFTER,
     BackendStatus,
     DraftVersion,
     Provides,
     RequestStats,
     SwapReceipt,
 )
-from aurora_core.versions import VersionStore
 from aurora_core.wire import from_dict
 
 logger = logging.getLogger(__name__)
@@ -60,8 +59,7 @@ class VllmBackend(Backend):
         self._live: DraftVersion | None = None
         self._supervisor: EngineSupervisor | None = None
         self._client: ControlClient | None = None
-        self._sequence_offset = 0
-        self._newest_sequence = 0
+        self._numbers = RequestNumbers()
 
     @property
     def provides(self) -> Provides:
@@ -125,19 +123,10 @@ class VllmBackend(Backend):
         """Return the live version, its checksum and the load, read from the engine."""
         answer = await self._call("GET", "/aurora/status")
         status = from_dict(BackendStatus, answer["status"])
-        self._believe(status)
+        if self._plan is not None:
+            versions_dir = self._plan.versions_dir
+            self._live = version_in_force(self._live, status.live_version, versions_dir)
         return status
-
-    def _believe(self, status: BackendStatus) -> None:
-        """Remember what really serves: a swap may succeed although its answer is lost."""
-        live = NO_DRAFTER if self._live is None else self._live.version
-        if self._plan is None or status.live_version == live:
-            return
-        self._live = None
-        if status.live_version != NO_DRAFTER:
-            store = VersionStore(Path(self._plan.versions_dir))
-            with contextlib.suppress(CheckpointError):
-                self._live = store.read(status.live_version)
 
     async def recorder_figures(self) -> dict[str, Any]:
         """Return what recording cost so far: `num_steps`, `step_s`, `recording_s`, `left_out`."""
@@ -150,17 +139,11 @@ class VllmBackend(Backend):
         Numbers go on rising after a restart; requests that were lost with the engine are not among
         them.
         """
-        offset = self._sequence_offset
-        answer = await self._call(
-            "GET", "/aurora/requests", params={"after": max(after - offset, -1)}
-        )
-        if self._sequence_offset != offset:  # it was started again meanwhile
-            return []
-        requests = [from_dict(RequestStats, stats) for stats in answer]
-        numbered = [replace(one, sequence=one.sequence + offset) for one in requests]
-        if numbered:
-            self._newest_sequence = max(self._newest_sequence, numbered[-1].sequence)
-        return numbered
+        return await self._numbers.finished(after, self._engine_finished)
+
+    async def _engine_finished(self, after: int) -> list[RequestStats]:
+        answer = await self._call("GET", "/aurora/requests", params={"after": after})
+        return [from_dict(RequestStats, stats) for stats in answer]
 
     async def counters(self) -> SpeculationCounters:
         """Return vLLM's own counters of speculation since it was started."""
@@ -243,6 +226,8 @@ class VllmBackend(Backend):
                     f"the server at {url} was started for another run: its {what} is {has!r}, "
                     f"expected {wants!r}; start it as `aurora vllm-command` prints it"
                 )
+        # Requests of before are not this run's.
+        self._numbers.leave_out(await self._engine_finished(0))
         status = from_dict(BackendStatus, answer["status"])
         live = plan.initial_version
         if live is None and status.live_version >= 0:
@@ -259,8 +244,7 @@ class VllmBackend(Backend):
         )
 
     def _note_end(self, reason: str) -> None:
-        # A new engine counts its requests from 1 again.
-        self._sequence_offset = self._newest_sequence
+        self._numbers.engine_ended()
         logger.warning("%s; it is started again with the live drafter", reason)
 
     async def _call(self, method: str, path: str, **arguments: Any) -> Any:

@@ -96,9 +96,9 @@ def plan(tmp_path: Path, versions: Path) -> ServePlan:
 
 
 class ServedEngine:
-    """A fake vLLM server in this process, with Aurora's middleware, on a free port."""
+    """A fake vLLM server in this process, on a free port; without an engine it is a stock one."""
 
-    def __init__(self, engine: FakeEngine) -> None:
+    def __init__(self, engine: FakeEngine | None) -> None:
         self.engine = engine
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -126,9 +126,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     started: list[ServedEngine] = []
 
-    def start(versions: Path, **changes: Any) -> ServedEngine:
+    def start(versions: Path, *, with_half: bool = True, **changes: Any) -> ServedEngine:
         settings = engine_settings(versions, **changes)
-        served = ServedEngine(FakeEngine(settings.to_config()))
+        served = ServedEngine(FakeEngine(settings.to_config()) if with_half else None)
         served.start()
         started.append(served)
         return served

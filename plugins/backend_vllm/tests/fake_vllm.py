@@ -15,7 +15,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +27,10 @@ INSTALLED = {
     "aurora-core": "0.1.0",
     "aurora-backend-vllm": "0.1.0",
 }
-ANSWER = [104, 101, 108, 108, 111]
-"""Output token ids: codes of letters."""
+MODEL = "tiny"
+DEPTH = 3
+"""Draft tokens of a step."""
+ACCEPTANCE_RATE = 0.6
 
 
 def is_faulty(name: str) -> bool:
@@ -40,8 +43,14 @@ class FakeWorker:
     """Answers the calls of `AuroraWorker`, with checkpoints that are bytes only."""
 
     def __init__(self, settings: Any) -> None:
+        """
+        Args:
+            settings: of the engine's half; None for a server without it.
+        """
         self.settings = settings
-        self.live, self.checksum = settings.initial_version, settings.initial_checksum
+        self.live, self.checksum = -1, ""
+        if settings is not None:
+            self.live, self.checksum = settings.initial_version, settings.initial_checksum
         self.requests: list[dict[str, Any]] = []
         self.seen: list[Any] = []
         """`extra_args` of every request."""
@@ -65,7 +74,10 @@ class FakeWorker:
 
     def aurora_stage(self, version: int, checksum: str) -> None:
         weights = Path(self.settings.versions_dir) / f"v{version:06d}" / "model.safetensors"
-        found = hashlib.sha256(weights.read_bytes()).hexdigest()
+        try:
+            found = hashlib.sha256(weights.read_bytes()).hexdigest()
+        except OSError:
+            found = ""
         self._staged = (version, checksum if found == checksum else "")
 
     def aurora_staged(self, version: int) -> dict[str, Any]:
@@ -81,28 +93,34 @@ class FakeWorker:
         self.checksum = "" if version < 0 or self._staged is None else self._staged[1]
         return {"version": version, "checksum": self.checksum, "load_ms": 1.0, "stall_ms": 2.0}
 
-    def finish(self, extra: Any) -> None:
-        self.seen.append(extra)
-        drafts = self.live >= 0 and extra.get("aurora_drafter") != "none"
-        version = self.live if drafts else -1
-        self.requests.append(
-            {
-                "sequence": len(self.requests) + 1,
-                "request_id": f"request-{len(self.requests)}",
-                "finished": time.time(),
-                "num_prompt_tokens": 3,
-                "num_output_tokens": len(ANSWER),
-                "num_steps": 2 if drafts else 4,
-                "num_speculative_steps": 2 if drafts else 0,
-                "num_drafted": 6 if drafts else 0,
-                "accepted_per_position": [2, 0, 0] if drafts else [],
-                "min_draft_version": version,
-                "max_draft_version": version,
-                "ttft_s": 0.1,
-                "decode_s": 0.1,
-                "finish_reason": "stop",
-                "route": str(extra.get("aurora_route", "")),
-            }
+    async def answer(self, body: dict[str, Any], prompt: str) -> Any:
+        """Answer one request, as `aurora_core.testing.fake_openai` asks for it."""
+        from aurora_core.testing.fake_openai import Answer
+        from aurora_core.testing.simulated_request import simulate_request
+        from aurora_core.wire import to_dict
+
+        if "aurora" in body:
+            raise ValueError("vLLM knows no field `aurora`: the middleware left it in")
+        extra = body.get("vllm_xargs") or {}
+        self.seen.append({**extra, "cache_salt": body.get("cache_salt")})
+        version = -1 if extra.get("aurora_drafter") == "none" else self.live
+        request = simulate_request(body, prompt, version=version, depth=DEPTH, rate=ACCEPTANCE_RATE)
+        stats = request.statistics(
+            sequence=len(self.requests) + 1,
+            request_id=uuid.uuid4().hex,
+            finished=time.time(),
+            num_prompt_tokens=len(prompt.encode()),
+            ttft_s=0.1,
+            decode_s=0.1,
+            route=str(extra.get("aurora_route", "")),
+        )
+        self.requests.append(to_dict(stats))
+        steps = tuple(request.accepted) if request.is_speculative else ()
+        return Answer(
+            token_ids=request.token_ids,
+            created=int(time.time()),
+            stats=stats,
+            accepted_per_step=steps,
         )
 
 
@@ -133,67 +151,68 @@ class FakeEngine:
 
 def application(engine: FakeEngine | None) -> Any:
     """Return vLLM's routes, with Aurora's middleware if there is an engine behind them."""
-    import fastapi
-    from fastapi.responses import PlainTextResponse, StreamingResponse
+    from fastapi.responses import PlainTextResponse
 
     from aurora_backend_vllm.engine.middleware import AuroraMiddleware
+    from aurora_core.testing.fake_openai import openai_application
 
-    app = fastapi.FastAPI()
-
-    @app.get("/health")
-    async def health() -> None: ...
+    worker = engine.worker if engine is not None else FakeWorker(None)
+    app = openai_application(worker, model=MODEL, closing=closing)
 
     @app.get("/metrics")
     async def metrics() -> PlainTextResponse:
-        return PlainTextResponse('vllm:spec_decode_num_drafts_total{engine="0"} 2.0\n')
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
+        return PlainTextResponse(exposition(worker.requests))
 
     @app.post("/fake/crash")
     async def crash() -> None:
         os._exit(7)
 
-    @app.post("/v1/chat/completions")
-    async def chat(body: dict[str, Any]) -> Any:
-        if "aurora" in body:
-            return fastapi.Response("unknown field", status_code=422)
-        extra = body.get("vllm_xargs") or {}
-        if engine is not None:
-            engine.worker.finish({**extra, "cache_salt": body.get("cache_salt")})
-        live = engine is not None and engine.worker.live >= 0
-        drafts = live and extra.get("aurora_drafter") != "none"
-        steps = {"per_step_accepted": [1, 1], "per_step_drafted": [3, 3]} if drafts else {}
-        closing = {
-            "usage": {"prompt_tokens": 3, "completion_tokens": len(ANSWER), "total_tokens": 8},
-            "metrics": {"speculative_decoding": steps},
-        }
-        envelope = {"id": "chatcmpl-1", "object": "chat.completion", "model": "tiny"}
-        if body.get("stream"):
-            events = _events(envelope, closing)
-            return StreamingResponse(events, media_type="text/event-stream")
-        message = {"role": "assistant", "content": "hello"}
-        choice = {"index": 0, "message": message, "finish_reason": "stop", "token_ids": ANSWER}
-        return {**envelope, "choices": [choice], **closing}
-
     if engine is not None:
+        app.add_middleware(CutAnywhere)
         app.state.engine_client = engine
         app.add_middleware(AuroraMiddleware)
     return app
 
 
-async def _events(envelope: dict[str, Any], closing: dict[str, Any]) -> AsyncIterator[str]:
-    for index, token in enumerate(ANSWER):
-        reason = "stop" if index == len(ANSWER) - 1 else None
-        choice = {"index": 0, "delta": {"content": chr(token)}, "token_ids": [token]}
-        chunk = {**envelope, "choices": [{**choice, "finish_reason": reason}]}
-        if not index:
-            chunk["prompt_token_ids"] = [1, 2, 3]
-        yield f"data: {json.dumps(chunk)}\n\n"
-    text = f"data: {json.dumps({**envelope, 'choices': [], **closing})}\n\ndata: [DONE]\n\n"
-    yield text[:20]  # events may be cut anywhere on their way
-    yield text[20:]
+def closing(answer: Any) -> dict[str, Any]:
+    """Return what `--per-request-spec-decode-metrics detailed` adds to a response."""
+    steps = {}
+    if answer.accepted_per_step:
+        steps = {
+            "per_step_accepted": list(answer.accepted_per_step),
+            "per_step_drafted": [DEPTH] * len(answer.accepted_per_step),
+        }
+    return {"metrics": {"speculative_decoding": steps}}
+
+
+def exposition(requests: list[dict[str, Any]]) -> str:
+    """Return vLLM's counters of speculation in Prometheus' words."""
+    lines = []
+    for name, key in (("drafts", "num_speculative_steps"), ("draft_tokens", "num_drafted")):
+        total = sum(request[key] for request in requests)
+        lines.append(f'vllm:spec_decode_num_{name}_total{{engine="0"}} {total:.1f}')
+    for position in range(DEPTH):
+        total = sum(request["accepted_per_position"][position] for request in requests)
+        labels = f'engine="0",position="{position}"'
+        lines.append(f"vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels}}} {total:.1f}")
+    return "\n".join([*lines, ""])
+
+
+class CutAnywhere:
+    """Sends bodies on in two pieces: on their way they may be cut anywhere."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def cut(message: MutableMapping[str, Any]) -> None:
+            body = message.get("body", b"")
+            if len(body) > 20:
+                await send({**message, "body": body[:20], "more_body": True})
+                message["body"] = body[20:]
+            await send(message)
+
+        await self._app(scope, receive, cut)
 
 
 def serve(arguments: list[str]) -> None:

@@ -54,7 +54,7 @@ async def test_a_launched_server_serves_swaps_and_stops(backend, plan: ServePlan
     assert (receipt.version, receipt.checksum) == (2, draft.checksum)
     assert (await backend.swap(None)).version == NO_DRAFTER
     assert (await backend.status()).live_version == NO_DRAFTER
-    assert (await backend.counters()).num_speculative_steps == 2
+    assert (await backend.counters()).num_speculative_steps == request.num_speculative_steps > 0
     url = backend.url
     await backend.stop()
     await backend.stop()
@@ -149,10 +149,14 @@ async def test_an_argument_that_aurora_sets_is_refused(interpreter: Path, plan: 
 
 async def test_attaching_swaps_in_what_the_run_wants(serve, plan: ServePlan, versions) -> None:
     served = serve(versions, initial_version=NO_DRAFTER, sink_options=plan.sink_options)
+    await ask(served.url)
     backend = VllmBackend(VllmBackendOptions(url=f"{served.url}/v1", token=TOKEN))
     await backend.start(plan)
     assert backend.url == served.url
     assert (await backend.status()).live_version == 1
+    assert await backend.finished(0) == [], "requests of before are not this run's"
+    await ask(served.url)
+    assert [one.sequence for one in await backend.finished(0)] == [1]
     await backend.stop()
     async with httpx.AsyncClient() as client:
         assert (await client.get(f"{served.url}/health")).status_code == 200, "it is not ours"
@@ -176,6 +180,13 @@ async def test_attaching_with_a_wrong_token_is_refused(serve, plan: ServePlan, v
 
 async def test_a_server_without_auroras_half_is_refused(backend, fault, plan: ServePlan) -> None:
     fault("without_half")
+    with pytest.raises(BackendError, match="it runs without Aurora's half"):
+        await backend.start(plan)
+
+
+async def test_a_server_without_auroras_half_cannot_be_attached_to(serve, plan, versions) -> None:
+    served = serve(versions, with_half=False)
+    backend = VllmBackend(VllmBackendOptions(url=served.url, token=TOKEN))
     with pytest.raises(BackendError, match="it runs without Aurora's half"):
         await backend.start(plan)
 

@@ -11,12 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import anyio
+import httpx
 import psutil
 import pytest
+from pydantic import SecretStr
 
 from aurora_backend_vllm.backend import VllmBackend
 from aurora_backend_vllm.config import VllmBackendOptions
 from aurora_backend_vllm.counters import count
+from aurora_core.engine_process.ports import free_port
+from aurora_core.engine_process.server import ServerProcess
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import ServePlan
 from aurora_core.records import NO_DRAFTER, DraftVersion, RequestStats
@@ -33,6 +37,8 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="needs vLLM's environment: run `make test-vllm`"),
 ]
 OPTIONS = {"draft_vocab_size": 128}
+SINK_BYTES = 500_000
+"""Room for a few of the traces that the load leaves."""
 
 PUBLISH = """
 import sys, torch
@@ -100,7 +106,7 @@ def served_plan(folder: Path) -> ServePlan:
         versions_dir=str(folder / "versions"),
         initial_version=None,
         sink="spool",
-        sink_options={"path": str(folder / "spool")},
+        sink_options={"path": str(folder / "spool"), "max_bytes": SINK_BYTES},
         run_dir=str(folder / "run"),
         seed=0,
     )
@@ -167,6 +173,20 @@ async def test_swaps_under_load_lose_no_request_and_no_token(
     assert answer.speculation is not None and answer.speculation.num_drafted == 0
 
 
+async def test_a_full_sink_stays_within_its_bounds_and_costs_no_answer(
+    backend: VllmBackend, folder: Path
+) -> None:
+    prompts = [Prompt("test", f"Question {number}: why?") for number in range(16)]
+    async with Endpoint(backend.url) as endpoint:
+        report = await check_lossless(endpoint, prompts, max_tokens=40, concurrency=8)
+    assert (report.checked, report.mismatches) == (16, 0)
+    with anyio.fail_after(60):
+        while (status := await backend.status()).traces_kept < 16 or not status.traces_shed:
+            await anyio.sleep(0.2)
+    held = sum(path.stat().st_size for path in (folder / "spool" / "traces").iterdir())
+    assert 0 < held <= SINK_BYTES
+
+
 async def test_an_engine_that_is_killed_comes_back_with_the_champion(
     backend: VllmBackend, folder: Path, served_plan: ServePlan
 ) -> None:
@@ -183,6 +203,39 @@ async def test_an_engine_that_is_killed_comes_back_with_the_champion(
     with pytest.raises(BackendError, match="sha256"):
         await backend.swap(replace(draft, checksum="0" * 64))
     assert (await backend.status()).live_version == 2
+
+
+async def test_a_server_without_the_recorder_cannot_be_attached_to(
+    folder: Path, served_plan: ServePlan
+) -> None:
+    port = free_port("127.0.0.1")
+    url = f"http://127.0.0.1:{port}"
+    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(folder / "target"), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "128"]
+    variables = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    server = await ServerProcess.launch(
+        command,
+        name="vLLM",
+        environment=variables,
+        log_path=folder / "stock.log",
+        grace_s=20,
+    )
+
+    async def answers() -> bool:
+        try:
+            return (await client.get("/health")).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    try:
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            await server.wait_healthy(answers, 300)
+        attached = VllmBackend(VllmBackendOptions(url=url, token=SecretStr("any")))
+        with pytest.raises(BackendError, match="runs without Aurora's half; start it as"):
+            await attached.start(served_plan)
+    finally:
+        await server.end()
 
 
 STOCK = """

@@ -224,10 +224,8 @@ class Recorder:
         return None if stats is None else field_of(stats)
 
     def finished_after(self, sequence: int) -> list[RequestStats]:
-        """Return statistics of requests that finished later; older ones are forgotten."""
-        while self._finished and self._finished[0].sequence <= sequence:
-            self._finished.popleft()
-        return list(self._finished)
+        """Return statistics of requests that finished later, as far as they are remembered."""
+        return [stats for stats in self._finished if stats.sequence > sequence]
 
     def sink_stats(self) -> SinkStats:
         """Return what this process handed over, and what it shed before or at the sink."""

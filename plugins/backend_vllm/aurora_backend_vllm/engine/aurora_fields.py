@@ -10,13 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aurora_backend_vllm.engine import request_fields
-
-FIELD = "aurora"
-_MAX_LABEL = 128
-
-
-class UnfitField(Exception):
-    """A request asks for what this engine cannot do; the message is for the client."""
+from aurora_core.engine_process.aurora_field import FIELD, UnfitField, read_field
 
 
 def translate(
@@ -34,28 +28,19 @@ def translate(
         UnfitField: a field has an unfit value, or asks for another drafter.
     """
     translated = dict(body)
-    fields = translated.pop(FIELD, None) or {}
-    if not isinstance(fields, Mapping):
-        raise UnfitField("`aurora` must be an object")
-    unknown = sorted(fields.keys() - {"drafter", "record", "tenant", "route"})
-    if unknown:
-        raise UnfitField(f"`aurora.{unknown[0]}` is not known")
+    wishes = read_field(translated.pop(FIELD, None))
     arguments: dict[str, Any] = {request_fields.ARRIVED: arrived}
-    without_drafts = _wants_none(fields.get("drafter", "live"), live_version)
+    without_drafts = _wants_none(wishes.drafter, live_version)
     if without_drafts:
         arguments[request_fields.DRAFTER] = request_fields.NO_DRAFTS
-    record = fields.get("record", True)
-    if not isinstance(record, bool):
-        raise UnfitField("`aurora.record` must be true or false")
-    if not record:
+    if not wishes.record:
         arguments[request_fields.RECORD] = 0
-    for key, name in (("tenant", request_fields.TENANT), ("route", request_fields.ROUTE)):
-        label = fields.get(key)
-        if label is None:
-            continue
-        if not isinstance(label, str) or len(label) > _MAX_LABEL:
-            raise UnfitField(f"`aurora.{key}` must be text of at most {_MAX_LABEL} characters")
-        arguments[name] = label
+    for name, label in (
+        (request_fields.TENANT, wishes.tenant),
+        (request_fields.ROUTE, wishes.route),
+    ):
+        if label is not None:
+            arguments[name] = label
     given = translated.get("vllm_xargs")
     translated["vllm_xargs"] = {**(given if isinstance(given, Mapping) else {}), **arguments}
     if salt:
@@ -70,7 +55,7 @@ def _wants_none(drafter: Any, live_version: int) -> bool:
     if drafter == "none":
         return True
     is_number = isinstance(drafter, int) and not isinstance(drafter, bool)
-    if drafter is None or drafter == "live" or (is_number and drafter == live_version):
+    if drafter == "live" or (is_number and drafter == live_version):
         return False
     raise UnfitField(
         "`aurora.drafter` must be `live` or `none`: vLLM holds one drafter, and version "

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from aurora_core.engine_process.asgi import Rewriting
 from aurora_core.records import NO_DRAFTER
 
 
-class ResponseField:
+class ResponseField(Rewriting):
     """Watches one response and tells what its `aurora` field is. Times are the server's own."""
 
     def __init__(
