@@ -139,8 +139,6 @@ def read_events(
         if line["kind"] in kinds and line["time"] >= started:
             num_requests = sum(moment <= line["time"] - started for moment in ended)
             events.append(
-                Event(
-                    kind=kinds[line["kind"]], version=line["version"], num_requests=num_requests
-                )
+                Event(kind=kinds[line["kind"]], version=line["version"], num_requests=num_requests)
             )
     return tuple(events)

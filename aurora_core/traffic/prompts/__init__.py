@@ -1,8 +1,9 @@
 """Where prompts come from: the built-in generator, or files of the user's own.
 
 The generator writes from templates, word lists and numbers of this package, in five domains, and
-random text where that is asked for. It is seeded: equal arguments give equal prompts on any machine. A prompt belongs to the training or to
-the held-out side by what it says, not by when it is drawn, so the sides cannot overlap.
+random text where that is asked for. It is seeded: equal arguments give equal prompts on any
+machine. A prompt belongs to the training or to the held-out side by what it says, not by when it is
+drawn, so the sides cannot overlap.
 """
 
 from __future__ import annotations
