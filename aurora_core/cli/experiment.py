@@ -127,8 +127,8 @@ def storm(
     import asyncio
 
     from aurora_core import wire
-    from aurora_core.experiments.storm import StormPlan, as_markdown
     from aurora_core.experiments.storm import storm as run_storm
+    from aurora_core.experiments.storm_report import StormPlan, as_markdown
     from aurora_core.traffic.results import write_json
 
     settings, plugins = load(config, plugin or (), override or ())

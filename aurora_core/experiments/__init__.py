@@ -10,6 +10,7 @@
       summary.py        all figures of a stream
       table.py, page.py for people
     storm.py          swaps every few seconds while eight requests decode
+      storm_report.py   what that is measured by
     unpredictable.py  random text: what speculation costs where it can bring nothing
     served_run.py     `aurora run` as a child process
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from aurora_core.experiments.served_run import as_server, serve
 from aurora_core.traffic.completion import Completion, RequestFailed
 from aurora_core.traffic.endpoint import Endpoint, RequestSettings
 from aurora_core.traffic.prompts import Prompt, open_prompts
+from aurora_core.versions import read_run_state, write_run_state
 
 if TYPE_CHECKING:
     from aurora_core.config import RunConfig
@@ -166,10 +167,6 @@ def as_markdown(report: LossReport) -> str:
 
 def _let_the_guard_decide(run_dir: Path) -> None:
     """A static drafter is pinned; this one may be switched off."""
-    from dataclasses import replace
-
-    from aurora_core.versions import read_run_state, write_run_state
-
     path = run_dir / "state.json"
     write_run_state(path, replace(read_run_state(path), pinned=False))
 
@@ -212,11 +209,7 @@ def _loss(pairs: Sequence[Pair]) -> Interval | None:
     return bounds(float(ours.sum() / plain.sum()) - 1, (occurs @ ours) / (occurs @ plain) - 1)
 
 
-def _events(lines: Sequence[dict[str, object]]) -> list[tuple[str, str]]:
-    found = []
-    for line in lines:
-        verdict = line.get("verdict")
-        if line["kind"] == "verdict" and isinstance(verdict, dict):
-            if verdict["action"] in ("promote", "roll_back", "disable_speculation", "canary"):
-                found.append((str(verdict["action"]), str(verdict["reason"])))
-    return found
+def _events(lines: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    told = ("promote", "roll_back", "disable_speculation", "canary")
+    verdicts = [line["verdict"] for line in lines if line["kind"] == "verdict"]
+    return [(one["action"], one["reason"]) for one in verdicts if one["action"] in told]
