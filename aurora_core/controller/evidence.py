@@ -90,14 +90,18 @@ class LiveTraffic:
         self._first_drafted: int | None = None
         self._drift_threshold = drift_threshold
         self._drift: dict[str, PageHinkley] = {}
+        self._earlier_swap = 0.0
 
-    def remember(self, requests: Sequence[RequestStats]) -> None:
-        """Take in requests of an earlier run: they tell about versions, and count for nothing else.
+    def remember(self, requests: Sequence[RequestStats], *, last_swap: float | None = None) -> None:
+        """Take in requests of an earlier run: they tell about versions, and whether the acceptance
+        of what is live falls; they count for nothing else.
 
         Args:
-            requests: oldest first, before any that is observed.
+            requests: oldest first, before any that is observed, and before `serve_first`.
+            last_swap: Unix seconds at which what is live went live; None if it always was.
         """
         self._recent.extend((_EARLIER, request) for request in requests)
+        self._earlier_swap = last_swap or 0.0
 
     def observe(self, requests: Sequence[RequestStats]) -> None:
         """Take in finished requests, in order."""
@@ -105,9 +109,7 @@ class LiveTraffic:
             self._recent.append((self._num_seen, request))
             self._num_seen += 1
             self._num_tokens_since_swap += request.num_output_tokens
-            if version_of(request) == self._live_version != NO_DRAFTER and _counts(request):
-                detector = self._drift.setdefault(request.tenant, PageHinkley())
-                detector.observe(length_of(request))
+            self._watch(request)
 
     def swapped(self, now: float, receipt: SwapReceipt | None = None) -> None:
         """Start counting anew: another drafter serves from `now` on.
@@ -130,6 +132,10 @@ class LiveTraffic:
         """Say what is live when a run starts."""
         if live is not None:
             self._live_version, self._first_drafted = live.version, 0
+            # A fall that began before a restart must not pass for what is normal after it.
+            for _, request in self._recent:
+                if request.finished >= self._earlier_swap:
+                    self._watch(request)
 
     def begin_trial(self, version: int, share: float, now: float) -> None:
         """A share of the requests goes to another version from `now` on."""
@@ -226,6 +232,11 @@ class LiveTraffic:
             for tenant, detector in sorted(self._drift.items())
             if detector.is_ready
         )
+
+    def _watch(self, request: RequestStats) -> None:
+        """Look for a fall of the acceptance, if the request is one of what is live."""
+        if version_of(request) == self._live_version != NO_DRAFTER and _counts(request):
+            self._drift.setdefault(request.tenant, PageHinkley()).observe(length_of(request))
 
     def _running_trial(self, live_version: int, now: float) -> Trial | None:
         trial = self._trial

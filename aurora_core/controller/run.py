@@ -36,6 +36,7 @@ from aurora_core.controller import build
 from aurora_core.controller.announcement import announce
 from aurora_core.controller.background import Background
 from aurora_core.controller.bookkeeping import Bookkeeping
+from aurora_core.controller.earlier_run import read_last_swap
 from aurora_core.controller.evidence import LiveTraffic, read_recent_requests
 from aurora_core.controller.final_measurement import FinalMeasurement
 from aurora_core.controller.learning import prepare_learner
@@ -137,7 +138,9 @@ class Run:
         self.evidence = LiveTraffic(
             started=self.started, drift_threshold=parts.config.guard.drift_threshold
         )
-        self.evidence.remember(read_recent_requests(directory.requests))
+        self.evidence.remember(
+            read_recent_requests(directory.requests), last_swap=read_last_swap(directory.verdicts)
+        )
         self.requests_file = RecordFile(directory.requests, console.note)
         self.verdicts_file = RecordFile(directory.verdicts, console.note)
         self.requests_log = RequestsLog(
