@@ -10,7 +10,9 @@ import pytest
 
 from aurora_core.errors import BackendError, ConfigError
 from aurora_core.experiments.served_run import as_server, serve
+from aurora_core.interfaces import Options
 from aurora_core.plugins import Plugins
+from aurora_core.testing.fake_backend import FakeBackend
 from aurora_core.testing.fake_speculator import FakePlugin
 from aurora_core.traffic.endpoint import Endpoint, RequestSettings
 from aurora_core.traffic.prompts import Prompt
@@ -63,12 +65,12 @@ def test_server_is_told_a_port_and_nothing_that_would_end_it(config):
 
 
 def test_backend_that_cannot_be_told_a_port_is_refused(tmp_path):
-    class Options:
-        model_fields = {"host": None}
+    class Portless(FakeBackend):
+        Config = Options
 
     class Resolving:
         def resolve(self, kind, name):
-            return type("Backend", (), {"Config": Options})
+            return Portless
 
     with pytest.raises(ConfigError, match="backend 'fake' has no option `port`; choose another"):
         as_server(make_config(tmp_path), Resolving(), run_dir=tmp_path / "run", seed=0)
