@@ -111,12 +111,15 @@ def recoveries(result: ArmResult) -> list[Recovery]:
         if not half.steps.sum():
             continue
         plateau = 1 + half.accepted.sum() / half.steps.sum()
-        # A whole number of latest requests: the first few alone say too little.
+        # Never fewer of the latest requests: the first few alone say too little.
+        latest = np.ones(min(_TRAILING, len(block.place)))
         accepted, steps = (
-            np.convolve(part, np.ones(_TRAILING), "valid") for part in (block.accepted, block.steps)
+            np.convolve(part, latest, "valid") for part in (block.accepted, block.steps)
         )
         reached = np.flatnonzero(1 + accepted / np.maximum(steps, 1) >= 0.9 * plateau)
-        num_requests = int(reached[0]) + _TRAILING if len(reached) else None
+        num_requests = None
+        if len(reached):
+            num_requests = int(block.place[reached[0] + len(latest) - 1]) - first + 1
         found.append(
             Recovery(
                 domain=result.requests[first].domain,

@@ -252,7 +252,7 @@ async def test_poisoned_champion_is_rolled_back_in_20_requests_once_the_guard_is
 async def test_drift_that_began_before_a_restart_is_noticed_after_it(tmp_path):
     world = await promoted(tmp_path, AlwaysSwap(Options()))
     world.backend._noise[2] = 0.1  # from now on it accepts nearly nothing
-    await world.serve(8)
+    await world.serve(4)
     assert world.fresh_asked == 0
     world.restart(AlwaysSwap(Options()))
     await world.serve(30)

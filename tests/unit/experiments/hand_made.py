@@ -97,7 +97,7 @@ class FakeServing:
         await backend.start(plan(live))
         if run_dir.name == "pretrained":
             write_versions(run_dir, [1, 2])
-        run_dir.mkdir(exist_ok=True)
+        run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "verdicts.jsonl").write_text(json.dumps({"kind": "start", "time": 0.0}) + "\n")
         try:
             yield backend.url
