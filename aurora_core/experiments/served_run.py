@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,8 +99,14 @@ async def serve(config: RunConfig) -> AsyncIterator[str]:
 
 
 async def _until_it_answers(process: asyncio.subprocess.Process, url: str, log_path: Path) -> None:
-    async with asyncio.timeout(_START_S), httpx.AsyncClient(trust_env=False) as client:
+    waited_since = time.monotonic()
+    async with httpx.AsyncClient(trust_env=False) as client:
         while True:
+            if time.monotonic() - waited_since > _START_S:
+                raise BackendError(
+                    f"`aurora run` does not answer at {url} within {_START_S:.0f} s; "
+                    f"{str(log_path)!r} says what it does"
+                )
             if process.returncode is not None:
                 raise _ended(process, log_path)
             with contextlib.suppress(httpx.HTTPError):

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from aurora_core.errors import BackendError, ConfigError
+from aurora_core.experiments import served_run
 from aurora_core.experiments.served_run import as_server, serve
 from aurora_core.interfaces import Options
 from aurora_core.plugins import Plugins
@@ -94,3 +95,10 @@ async def test_run_that_cannot_start_is_one_sentence_with_its_own(config):
     with pytest.raises(BackendError, match=r"ended by itself with status 2: aurora: .*nowhere"):
         async with serve(broken):
             pytest.fail("it cannot come up")
+
+
+async def test_run_that_does_not_come_up_in_time_is_one_sentence(config, monkeypatch):
+    monkeypatch.setattr(served_run, "_START_S", -1.0)
+    with pytest.raises(BackendError, match=r"does not answer at http://127.0.0.1:\d+ within"):
+        async with serve(config):
+            pytest.fail("there was no time")
