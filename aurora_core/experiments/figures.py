@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -139,7 +140,7 @@ def blocks(requests: Sequence[RequestFigures]) -> list[tuple[int, int]]:
         for place, one in enumerate(requests)
         if place == 0 or one.domain != requests[place - 1].domain
     ]
-    return list(zip(starts, [*starts[1:], len(requests)], strict=True))
+    return list(pairwise([*starts, len(requests)]))
 
 
 def _seconds(result: ArmResult, first: int, num_requests: int | None) -> float | None:

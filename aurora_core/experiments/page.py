@@ -16,8 +16,8 @@ from aurora_core.report.html import render_template, safe
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLORS = dict(zip(ARMS, (*SERIES[4:5], *SERIES[1:2], *SERIES[5:], *SERIES[3:4], *SERIES[:1],
-                          *SERIES[2:3]), strict=True))  # fmt: skip
+# Grey for no speculation, the first colour for what is recommended.
+_COLORS = dict(zip(ARMS, (SERIES[place] for place in (4, 1, 5, 3, 0, 2)), strict=True))
 
 
 def render_page(summaries: Sequence[StreamSummary], settings: Mapping[str, object]) -> str:
