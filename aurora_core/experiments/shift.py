@@ -111,11 +111,14 @@ class ShiftExperiment:
                 for name, arm in ARMS.items():
                     if name in wanted.arms and read_result(self._path(name, stream, seed)) is None:
                         self._run_arm(arm, stream, seed)
-                        self.sum_up()
+                        self.sum_up(draw=False)
         return self.sum_up()
 
-    def sum_up(self) -> list[StreamSummary]:
-        """Write summary.json, table.md and report.html from the results that are there.
+    def sum_up(self, *, draw: bool = True) -> list[StreamSummary]:
+        """Write summary.json and table.md from the results that are there.
+
+        Args:
+            draw: whether report.html is drawn too, which takes some seconds.
 
         Raises:
             ConfigError: a result cannot be read, or the folder not be written.
@@ -134,7 +137,8 @@ class ShiftExperiment:
         with _writable(self.out):
             replace_file(self.out / "summary.json", json.dumps(document, indent=1) + "\n")
             replace_file(self.out / "table.md", as_markdown(summaries))
-            replace_file(self.out / "report.html", render_page(summaries, settings))
+            if draw:
+                replace_file(self.out / "report.html", render_page(summaries, settings))
         return summaries
 
     def _run_arm(self, arm: Arm, stream: StreamName, seed: int) -> None:
