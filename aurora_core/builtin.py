@@ -39,3 +39,8 @@ def aurora_register_swap_policies() -> Iterable[Registration]:
         "aurora_core.policies.canary:CanarySwap",
         "tries a version on a share of the requests, then promotes or drops it",
     )
+    yield Registration(
+        "shadow",
+        "aurora_core.policies.shadow:ShadowSwap",
+        "has a version draft unused beside live requests, then promotes or drops it",
+    )

@@ -51,6 +51,7 @@ def capabilities(backend: Backend) -> Mapping[str, str]:
         "rules of verification": _words(provides.verification_rules),
         "drafters side by side": str(provides.num_resident_drafters),
         "a request can name its drafter": _yes(provides.request_routing),
+        "a drafter can draft in the shadow": _yes(provides.shadow_drafting),
     }
 
 

@@ -251,7 +251,8 @@ class Backend(Component, ABC):
         """Give shares of the requests to other drafters, or to none; the rest goes to the live one.
 
         Only for engines that provide `request_routing`. Which request goes where is drawn at
-        random. Replaces the routes before; drafters that no route names any more may be let go of.
+        random, for shadow routes apart from all others: those need `shadow_drafting`. Replaces the
+        routes before; drafters that no route names any more may be let go of.
         A route to a version that goes live is to be given up by the caller.
 
         Args:
@@ -390,6 +391,8 @@ class SwapPolicy(Component, ABC):
     needs_routing: bool = False
     """Whether it sends a share of the requests to a candidate: a configuration with a backend that
     cannot is refused."""
+    needs_shadow: bool = False
+    """Whether it has a candidate draft in the shadow; refused likewise."""
 
     @abstractmethod
     def decide(self, evidence: Evidence) -> Verdict:

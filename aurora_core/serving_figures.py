@@ -69,7 +69,7 @@ class SwapCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A version that serves a share of the requests, beside what is live."""
+    """A version that serves a share of the requests, or drafts beside them, and what is live."""
 
     version: int
     share: float
@@ -78,6 +78,9 @@ class Trial:
     challenger: ServingStats
     live: ServingStats
     """What else finished in the same time, of the live version, or without a drafter if none is."""
+    shadow: bool = False
+    """Whether the version drafts in the shadow: its figures are what would have been, without
+    speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

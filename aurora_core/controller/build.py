@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from aurora_core.components import build_component, run_defaults
 from aurora_core.controller.run_directory import RunDirectory, without_secrets
-from aurora_core.controller.trials import can_route
+from aurora_core.controller.trials import can_route, can_shadow
 from aurora_core.errors import CheckpointError, ConfigError
 from aurora_core.interfaces import ServePlan
 from aurora_core.learner.plan import LearnerPlan, write_plan
@@ -92,6 +92,11 @@ def build_parts(config: RunConfig, plugins: Plugins, *, progress: ReportProgress
         raise ConfigError(
             f"swap policy {config.swap_policy.name!r} sends a share of the requests to a version "
             f"on trial, which backend {config.backend.name!r} cannot; use swap_policy: gate"
+        )
+    if policy.needs_shadow and not can_shadow(backend):
+        raise ConfigError(
+            f"swap policy {config.swap_policy.name!r} has a version draft in the shadow, which "
+            f"backend {config.backend.name!r} cannot; use swap_policy: gate"
         )
     sink_defaults = run_defaults(config, "trace_sinks")
     return Parts(

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from aurora_core.controller.drift import PageHinkley
 from aurora_core.controller.serving_stats import (
     acceptance_length_of,
+    as_shadowed,
     is_live,
     length_of,
     mean_otps,
@@ -62,6 +63,7 @@ class _RunningTrial:
     share: float
     started: float
     first: int
+    shadow: bool
 
 
 class LiveTraffic:
@@ -137,9 +139,9 @@ class LiveTraffic:
                 if request.finished >= self._earlier_swap:
                     self._watch(request)
 
-    def begin_trial(self, version: int, share: float, now: float) -> None:
-        """A share of the requests goes to another version from `now` on."""
-        self._trial = _RunningTrial(version, share, now, self._num_seen)
+    def begin_trial(self, version: int, share: float, now: float, *, shadow: bool = False) -> None:
+        """A share of the requests goes to another version from `now` on, or is shadowed by it."""
+        self._trial = _RunningTrial(version, share, now, self._num_seen, shadow)
 
     def end_trial(self) -> None:
         """No request goes to another version any more."""
@@ -242,13 +244,29 @@ class LiveTraffic:
         trial = self._trial
         if trial is None:
             return None
+        requests = (
+            self._shadowed(trial) if trial.shadow else self._of(trial.version, since=trial.first)
+        )
         return Trial(
             version=trial.version,
             share=trial.share,
             seconds=now - trial.started,
-            challenger=serving_stats(trial.version, self._of(trial.version, since=trial.first)),
+            challenger=serving_stats(trial.version, requests),
             live=serving_stats(live_version, self._of(live_version, since=trial.first)),
+            shadow=trial.shadow,
         )
+
+    def _shadowed(self, trial: _RunningTrial) -> list[RequestStats]:
+        """Return the requests as they would have been with the version on trial."""
+        return [
+            as_shadowed(request)
+            for index, request in self._recent
+            if index >= trial.first
+            and request.shadow is not None
+            and request.shadow.version == trial.version
+            and request.shadow.num_steps
+            and _counts(request)
+        ]
 
     def _of(self, version: int, *, since: int) -> list[RequestStats]:
         found: Iterable[RequestStats] = (

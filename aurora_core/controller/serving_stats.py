@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import TypeVar
 
@@ -79,6 +80,28 @@ def version_of(request: RequestStats) -> int | None:
     if oldest == NO_DRAFTER and 2 * request.num_speculative_steps > request.num_steps:
         return newest
     return None
+
+
+def as_shadowed(request: RequestStats) -> RequestStats:
+    """Return a request as if the drafter in its shadow had served it, without any speed.
+
+    Raises:
+        ValueError: no drafter was in its shadow.
+    """
+    shadow = request.shadow
+    if shadow is None:
+        raise ValueError(f"no drafter was in the shadow of request {request.request_id}")
+    return replace(
+        request,
+        num_steps=shadow.num_steps,
+        num_speculative_steps=shadow.num_steps,
+        num_drafted=shadow.num_drafted,
+        accepted_per_position=shadow.accepted_per_position,
+        min_draft_version=shadow.version,
+        max_draft_version=shadow.version,
+        decode_s=0.0,
+        shadow=None,
+    )
 
 
 def is_live(request: RequestStats, live_version: int) -> bool:

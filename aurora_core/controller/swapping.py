@@ -201,7 +201,11 @@ class Swapping(LiveDrafter):
                 if self.live is not None:  # the engine refused
                     self._off_since = None
             case "canary":
-                await self._begin_trial(verdict, evidence)
+                await self._begin_trial(verdict, evidence, possible=self.trials.can_route)
+            case "shadow":
+                await self._begin_trial(
+                    verdict, evidence, possible=self.trials.can_shadow, shadow=True
+                )
             case "drop":
                 await self._drop(candidate)
 
@@ -215,11 +219,15 @@ class Swapping(LiveDrafter):
                 return
         await self._swap(draft, evidence, previous=None)
 
-    async def _begin_trial(self, verdict: Verdict, evidence: Evidence) -> None:
-        if self.trials.draft is evidence.candidate or not self.trials.can_route:
+    async def _begin_trial(
+        self, verdict: Verdict, evidence: Evidence, *, possible: bool, shadow: bool = False
+    ) -> None:
+        if not possible or self.trials.is_running(evidence.candidate, shadow=shadow):
             return
         try:
-            await self.trials.begin(evidence.candidate, verdict.share, live=self.live)
+            await self.trials.begin(
+                evidence.candidate, verdict.share, live=self.live, shadow=shadow
+            )
         except (BackendError, CheckpointError) as error:
             self._fail(evidence, error, tried="the trial")
             await self._drop(evidence.candidate)

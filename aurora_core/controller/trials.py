@@ -1,7 +1,7 @@
 """Who gets which drafter beside the live one: a version on trial, and a share without any.
 
 judged "canary" --> begin --> Backend.route --> requests of a share --> evidence --> judged
-                    end   <-- promoted, dropped, or another version goes live
+    or "shadow"     end   <-- promoted, dropped, or another version goes live
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ def can_route(backend: Backend) -> bool:
     return backend.provides.request_routing and type(backend).route is not Backend.route
 
 
+def can_shadow(backend: Backend) -> bool:
+    """Return whether a version can draft beside the one that serves."""
+    return backend.provides.shadow_drafting and can_route(backend)
+
+
 class Trials:
     """Routes shares of the requests; does nothing on engines that cannot."""
 
@@ -48,29 +53,46 @@ class Trials:
             plain_share: share of the requests without speculation while a drafter is live.
             clock: Unix seconds.
         """
-        self.can_route = can_route(backend)
+        self.can_route, self.can_shadow = can_route(backend), can_shadow(backend)
         self.draft: DraftVersion | None = None
         """The version on trial."""
-        self._share = 0.0
+        self._share, self._shadow = 0.0, False
         self._backend, self._traffic, self._clock = backend, traffic, clock
         self._plain_share = plain_share if self.can_route else 0.0
         self._routes: tuple[Route, ...] = ()
         self._refused: tuple[Route, ...] | None = None
 
-    async def begin(self, draft: DraftVersion, share: float, *, live: DraftVersion | None) -> None:
-        """Let a version serve a share of the requests.
+    async def begin(
+        self,
+        draft: DraftVersion,
+        share: float,
+        *,
+        live: DraftVersion | None,
+        shadow: bool = False,
+    ) -> None:
+        """Let a version serve a share of the requests, or draft beside them.
 
         Raises:
             BackendError: the engine cannot load it beside the live one; nothing changed.
         """
-        await self._apply(self._wanted(draft, share, live=live))
+        before = self._shadow
+        self._shadow = shadow
+        try:
+            await self._apply(self._wanted(draft, share, live=live))
+        except BaseException:
+            self._shadow = before
+            raise
         self.draft, self._share = draft, share
-        self._traffic.begin_trial(draft.version, share, self._clock())
+        self._traffic.begin_trial(draft.version, share, self._clock(), shadow=shadow)
+
+    def is_running(self, draft: DraftVersion, *, shadow: bool) -> bool:
+        """Return whether a version is on trial already, in this way."""
+        return self.draft is draft and self._shadow == shadow
 
     async def end(self, *, live: DraftVersion | None) -> None:
         """Give the requests of the version on trial back to what is live."""
         if self.draft is not None:
-            self.draft, self._share = None, 0.0
+            self.draft, self._share, self._shadow = None, 0.0, False
             self._traffic.end_trial()
         await self.update(live=live)
 
@@ -96,7 +118,9 @@ class Trials:
     def _wanted(
         self, draft: DraftVersion | None, share: float, *, live: DraftVersion | None
     ) -> tuple[Route, ...]:
-        routes = [] if draft is None else [Route(draft=draft, share=share)]
+        routes = []
+        if draft is not None:
+            routes.append(Route(draft=draft, share=share, shadow=self._shadow))
         plain_share = self._plain_share if live is not None else 0.0
         if plain_share:
             known = self._traffic.without_speculation()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field
@@ -17,7 +18,7 @@ from aurora_core.confidence import (
 )
 from aurora_core.interfaces import Options, SwapPolicy
 from aurora_core.policies.gate import cannot_compare, unfit
-from aurora_core.records import Evidence, Holdout, Trial, Verdict
+from aurora_core.records import DraftVersion, Evidence, Holdout, Trial, Verdict
 
 _OUTDONE_BY = 1.05
 """Ratio of held-out acceptance lengths for which a trial is given up: for less, a learner that gets
@@ -53,8 +54,11 @@ class CanarySwap(SwapPolicy):
     sequential: it may be looked at after every request.
     """
 
-    Config = CanaryOptions
+    Config: ClassVar[type[Options]] = CanaryOptions
     needs_routing = True
+    trial_action: Literal["canary", "shadow"] = "canary"
+    """How a candidate is tried."""
+    _does, _done, _makes = "serves", "served", "makes"
 
     def __init__(self, options: CanaryOptions) -> None:
         super().__init__(options)
@@ -69,16 +73,30 @@ class CanarySwap(SwapPolicy):
         problem = unfit(candidate)
         if problem is not None:
             return Verdict(action="drop", reason=problem)
-        if trial is None or trial.version != candidate.version:
+        if trial is None or trial.version != candidate.version or trial.shadow != self._is_shadow:
             worse = self._hopeless(evidence) or _surely_worse(evidence)
             if worse is not None:
                 return worse
-            return Verdict(
-                action="canary",
-                reason=f"{version} serves {self.options.share:.0%} of the requests on trial",
-                share=self.options.share,
+            return self._go_on(
+                f"{version} {self._does} {self.options.share:.0%} of the requests on trial"
             )
         return self._outdone(evidence) or self._judge(evidence, trial)
+
+    @property
+    def _is_shadow(self) -> bool:
+        return self.trial_action == "shadow"
+
+    def _go_on(self, reason: str, numbers: Mapping[str, float] | None = None) -> Verdict:
+        return Verdict(
+            action=self.trial_action,
+            reason=reason,
+            numbers=numbers or {},
+            share=self.options.share,
+        )
+
+    def _compared(self, live: DraftVersion | None) -> tuple[str, float]:
+        """Return what is compared, and the gain over what is live that must be exceeded."""
+        return "otps" if live is None else self.options.measure, self.options.min_gain
 
     def _hopeless(self, evidence: Evidence) -> Verdict | None:
         """Spare live requests the first versions of a lineage, which have learned too little."""
@@ -118,29 +136,27 @@ class CanarySwap(SwapPolicy):
         options, live = self.options, evidence.live
         version = f"version {trial.version}"
         against = "no drafter" if live is None else f"version {live.version}"
+        measure, min_gain = self._compared(live)
         num_requests = trial.challenger.num_requests
         numbers = {
             "trial_requests": float(num_requests),
             "live_requests": float(trial.live.num_requests),
-            "min_gain": options.min_gain,
+            "min_gain": min_gain,
         }
         if gets_no_requests(trial):
             return Verdict(
                 action="drop",
-                reason=f"{version} has served none of {trial.live.num_requests} requests on trial: "
-                "the engine let go of it, as it does when a drafter fails",
+                reason=f"{version} has {self._done} none of {trial.live.num_requests} requests on "
+                "trial: the engine let go of it, as it does when a drafter fails",
                 numbers=numbers,
             )
-        measure = "otps" if live is None else options.measure
         found = compare_trial(trial, measure=measure, confidence=options.confidence)
         fewest = min(num_requests, trial.live.num_requests)
         if found is None or fewest < options.min_requests:
-            return Verdict(
-                action="canary",
-                reason=f"{version} has served {num_requests} requests on trial beside "
+            return self._go_on(
+                f"{version} has {self._done} {num_requests} requests on trial beside "
                 f"{trial.live.num_requests} of {against}, too few to tell",
-                numbers=numbers,
-                share=options.share,
+                numbers,
             )
         numbers |= {
             "gain": found.estimate - 1,
@@ -149,24 +165,25 @@ class CanarySwap(SwapPolicy):
         }
         what = "tokens per second" if measure == "otps" else "tokens per step"
         reason = (
-            f"{version} makes {found.estimate - 1:+.1%} {what} against {against} in "
+            f"{version} {self._makes} {found.estimate - 1:+.1%} {what} against {against} in "
             f"{num_requests} requests, between {found.lower - 1:+.1%} and {found.upper - 1:+.1%} "
             f"with {options.confidence:.0%} confidence"
         )
-        if found.lower - 1 > options.min_gain:
+        if found.lower - 1 > min_gain:
             return Verdict(action="promote", reason=reason, numbers=numbers)
-        if found.upper - 1 <= options.min_gain:
-            reason += f", never above {options.min_gain:.0%}"
+        if found.upper - 1 <= min_gain:
+            reason += f", never above {min_gain:.0%}"
             return Verdict(action="drop", reason=reason, numbers=numbers)
         if num_requests >= options.max_requests:
             reason += f": not surely better in {options.max_requests} requests"
             return Verdict(action="drop", reason=reason, numbers=numbers)
-        return Verdict(action="canary", reason=reason, numbers=numbers, share=options.share)
+        return self._go_on(reason, numbers)
 
 
 def gets_no_requests(trial: Trial) -> bool:
     """Return whether chance cannot explain that the version on trial served nothing."""
-    expected = trial.live.num_requests * trial.share / (1 - trial.share)
+    others = 1.0 if trial.shadow else 1 - trial.share
+    expected = trial.live.num_requests * trial.share / others
     return trial.challenger.num_requests == 0 and expected > 20
 
 

@@ -35,6 +35,7 @@ class Guard(SwapPolicy):
         super().__init__(Options())
         self.policy, self.guard = policy, options
         self.needs_routing = policy.needs_routing
+        self.needs_shadow = policy.needs_shadow
 
     def decide(self, evidence: Evidence) -> Verdict:
         """Judge a candidate, or review the live version when that is the candidate."""

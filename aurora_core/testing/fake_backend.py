@@ -38,6 +38,7 @@ from aurora_core.records import (
     Provides,
     RequestStats,
     Route,
+    ShadowStats,
     SwapReceipt,
 )
 from aurora_core.testing.fake_openai import Answer, openai_application
@@ -105,6 +106,7 @@ class FakeBackend(Backend):
             verification_rules=frozenset({"greedy", "point_mass"}),
             num_resident_drafters=2,
             request_routing=True,
+            shadow_drafting=True,
         )
 
     @property
@@ -245,6 +247,7 @@ class FakeBackend(Backend):
         finally:
             self._running -= 1
         speculative = version != NO_DRAFTER
+        shadow = self._shadow(prompt, len(token_ids))
         stats = RequestStats(
             sequence=len(self._requests) + 1,
             request_id=uuid.uuid4().hex,
@@ -263,6 +266,7 @@ class FakeBackend(Backend):
             tenant=extension.get("tenant", ""),
             route=extension.get("route", ""),
             batch_size=1.0 + self._running,
+            shadow=shadow,
         )
         self._requests.append(stats)
         if self.options.drop_drafter_after_requests == len(self._requests):
@@ -275,10 +279,29 @@ class FakeBackend(Backend):
         """Draw who answers a request that names no drafter: its own share, or the live one."""
         place = _draw(prompt, "route", str(len(self._requests))) % 10_000 / 10_000
         for route in self.routes:
-            place -= route.share
-            if place < 0:
-                return "none" if route.draft is None else route.draft.version
+            if not route.shadow:
+                place -= route.share
+                if place < 0:
+                    return "none" if route.draft is None else route.draft.version
         return "live"
+
+    def _shadow(self, prompt: str, num_tokens: int) -> ShadowStats | None:
+        """Simulate the version that drafts beside a request, if the request is of its share."""
+        place = _draw(prompt, "shadow", str(len(self._requests))) % 10_000 / 10_000
+        for route in self.routes:
+            if route.shadow and route.draft is not None:
+                place -= route.share
+                if place < 0:
+                    version = route.draft.version
+                    accepted, num_steps = self._simulate_steps(prompt, version, num_tokens)
+                    return ShadowStats(
+                        version=version,
+                        num_steps=num_steps,
+                        num_drafted=num_steps * len(accepted),
+                        accepted_per_position=tuple(accepted),
+                        draft_s=num_steps * self.options.draft_ms / 1000,
+                    )
+        return None
 
     def _waits_for_swap(self) -> bool:
         num_requests = len(self._requests) + self._running

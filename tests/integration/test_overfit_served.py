@@ -40,7 +40,12 @@ LEARNING = {
 
 
 def serve(
-    target: TargetSpec, run_dir: Path, *, version: int | None = None, **options: object
+    target: TargetSpec,
+    run_dir: Path,
+    *,
+    version: int | None = None,
+    shadow: int | None = None,
+    **options: object,
 ) -> tuple[list[int], RequestStats, Trace]:
     """Serve one greedy request with a version, or plainly, and return what became of it."""
     drafting = LEARNING | options
@@ -64,8 +69,10 @@ def serve(
     try:
         if version is not None:
             engine.swap(version, "")
-        name = f"{version} {options}"
-        output = generate(engine, name)
+        if shadow is not None:
+            engine.load_resident(shadow)
+        name = f"{version} {shadow} {options}"
+        output = generate(engine, name, shadow)
         [stats] = engine.finished(0)
     finally:
         engine.shutdown()
@@ -76,7 +83,7 @@ def serve(
     return output, stats, trace
 
 
-def generate(engine: Engine, name: str) -> list[int]:
+def generate(engine: Engine, name: str, shadow: int | None) -> list[int]:
     token_ids: list[int] = []
     done = threading.Event()
 
@@ -98,6 +105,7 @@ def generate(engine: Engine, name: str) -> list[int]:
         tenant="",
         route="",
         arrived=time.time(),
+        shadow=shadow,
     )
     engine.submit(request, on_output)
     assert done.wait(60)
@@ -141,7 +149,7 @@ class Learned:
                 num_tokens_trained=0,
             )
 
-    def serve(self, version: int, **options: object) -> tuple[RequestStats, Trace]:
+    def serve(self, version: int | None, **options: object) -> tuple[RequestStats, Trace]:
         """Serve the same prompt with a version; the answer must be the same."""
         output, stats, trace = serve(self.target, self.run_dir, version=version, **options)
         assert output == self.plain
@@ -183,3 +191,16 @@ def test_a_tree_is_accepted_further_than_the_chain_in_it(learned: Learned) -> No
         for node, place in enumerate(places)
         if bool(trace.nodes.accepted[node])
     )
+
+
+@pytest.mark.parametrize("tree_width", [1, 3])
+@pytest.mark.parametrize("version", [1, 2])
+def test_in_the_shadow_a_drafter_takes_the_steps_it_takes_when_it_serves(
+    learned: Learned, version: int, tree_width: int
+) -> None:
+    served, _ = learned.serve(version, tree_width=tree_width)
+    beside, _ = learned.serve(None, shadow=version, tree_width=tree_width)
+    assert beside.num_drafted == 0 and beside.shadow is not None
+    assert beside.shadow.num_steps == served.num_steps
+    assert beside.shadow.num_drafted == served.num_drafted
+    assert beside.shadow.accepted_per_position == served.accepted_per_position

@@ -425,14 +425,17 @@ def test_person_switches_speculation_off_in_a_run_and_it_stays_off_in_the_next(s
     assert not (run_dir / "control.sock").exists()
 
 
-def test_canary_on_an_engine_that_cannot_route_is_refused_before_anything_starts(
-    settings, monkeypatch
+@pytest.mark.parametrize(
+    ("policy", "missing"), [("canary", "request_routing"), ("shadow", "shadow_drafting")]
+)
+def test_policy_whose_trials_the_engine_cannot_do_is_refused_before_anything_starts(
+    settings, monkeypatch, policy, missing
 ):
     import dataclasses
 
-    provides = dataclasses.replace(FakeBackend.provides.fget(None), request_routing=False)
+    provides = dataclasses.replace(FakeBackend.provides.fget(None), **{missing: False})
     monkeypatch.setattr(FakeBackend, "provides", property(lambda self: provides))
-    settings["swap_policy"] = "canary"
+    settings["swap_policy"] = policy
     with pytest.raises(ConfigError, match="which backend 'fake' cannot; use swap_policy: gate"):
         execute(settings, requests=5)
 

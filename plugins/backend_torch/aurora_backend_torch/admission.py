@@ -181,6 +181,7 @@ def plan_choices(
                 stop_token_ids=stop_token_ids,
                 num_logprobs=body.num_logprobs,
                 drafter=_drafter(service, body, request_id),
+                shadow=service.routing.choose_shadow(request_id),
                 record=origin.record,
                 request_key=request_key,
                 tenant=origin.tenant,

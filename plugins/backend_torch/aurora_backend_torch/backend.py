@@ -57,6 +57,7 @@ class TorchBackend(Backend):
             ),
             num_resident_drafters=self.options.num_resident_drafters,
             request_routing=True,
+            shadow_drafting=True,
         )
 
     @property
@@ -122,6 +123,7 @@ class TorchBackend(Backend):
                 "version": None if route.draft is None else route.draft.version,
                 "checksum": "" if route.draft is None else route.draft.checksum,
                 "share": route.share,
+                "shadow": route.shadow,
             }
             for route in routes
         ]

@@ -43,6 +43,11 @@ class FeatureWindow:
             return first, {name: tensor[:0] for name, tensor in self._chunks[-1][2].items()}
         return first, {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
+    def forget_before(self, position: int) -> None:
+        """Forget chunks that lie wholly before a position, except the newest."""
+        while len(self._chunks) > 1 and self._chunks[0][0] + self._chunks[0][1] <= position:
+            del self._chunks[0]
+
     def keep(self, num_rows: int) -> None:
         """Forget chunks that lie wholly before the newest `num_rows` rows."""
         rows = 0

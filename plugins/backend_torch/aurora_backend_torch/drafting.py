@@ -55,9 +55,7 @@ class Drafting:
         """Set the proposal, its tree and its version of each request."""
         by_version: dict[int, list[ActiveRequest]] = {}
         refills = 0
-        max_nodes = self._max_nodes
-        if self._max_verification_rows is not None and decoding:
-            max_nodes = min(max_nodes, self._max_verification_rows // len(decoding) - 1)
+        max_nodes = self.max_nodes(len(decoding))
         for active in decoding:
             active.proposal, active.tree, active.step_version = None, DraftTree((), ()), NO_DRAFTER
             version = self._version_for(active)
@@ -70,6 +68,12 @@ class Drafting:
             by_version.setdefault(version, []).append(active)
         for version, requests in by_version.items():
             self._propose(version, requests, max_nodes)
+
+    def max_nodes(self, num_decoding: int) -> int:
+        """Return how many draft tokens each of so many requests may have in one pass."""
+        if self._max_verification_rows is None or not num_decoding:
+            return self._max_nodes
+        return min(self._max_nodes, self._max_verification_rows // num_decoding - 1)
 
     def _version_for(self, active: ActiveRequest) -> int:
         chosen = active.request.drafter
@@ -86,7 +90,7 @@ class Drafting:
         try:
             proposals = drafter.propose(asked)
             trees = [
-                self._checked(proposal, request)
+                checked_tree(proposal, request, self._vocab_size)
                 for proposal, request in zip(proposals, asked, strict=True)
             ]
         except Exception:
@@ -98,31 +102,6 @@ class Drafting:
             if proposal.token_ids:
                 active.proposal, active.tree, active.step_version = proposal, tree, version
             active.window.keep(REFILL_ROWS)
-
-    def _checked(self, proposal: Proposal, request: DraftRequest) -> DraftTree:
-        """Refuse what would write beyond the cache or index beyond the vocabulary."""
-        drafted = proposal.token_ids
-        tree = DraftTree.of(proposal)
-        if len(drafted) > request.max_nodes or tree.max_depth > request.num_speculative_tokens:
-            raise ValueError(
-                f"{len(drafted)} draft tokens {tree.max_depth} deep where {request.max_nodes} were "
-                f"allowed, {request.num_speculative_tokens} deep"
-            )
-        if not all(0 <= token < self._vocab_size for token in drafted):
-            raise ValueError(f"draft tokens {list(drafted)} are not all in the target's vocabulary")
-        if len(proposal.log_probs) != len(drafted):
-            raise ValueError(
-                f"{len(proposal.log_probs)} log-probabilities for {len(drafted)} tokens"
-            )
-        drawn_from = proposal.drawn_from
-        if drawn_from is not None:
-            wanted = (len(drafted), len(drawn_from.token_ids))
-            if request.sampling is None or tuple(drawn_from.probs.shape) != wanted:
-                raise ValueError(
-                    f"{len(drafted)} tokens were drawn from distributions of shape "
-                    f"{tuple(drawn_from.probs.shape)} where {wanted} was expected"
-                )
-        return tree
 
     def _draft_request(self, active: ActiveRequest, version: int, max_nodes: int) -> DraftRequest:
         root = len(active.token_ids) - 1
@@ -146,3 +125,31 @@ class Drafting:
             sampling=sampling if samples else None,
             uniforms=uniforms(active.seed, DRAFT_STREAM, root, depth) if samples else (),
         )
+
+
+def checked_tree(proposal: Proposal, request: DraftRequest, vocab_size: int) -> DraftTree:
+    """Return the tree of a proposal.
+
+    Raises:
+        ValueError: it would write beyond the cache or index beyond the vocabulary.
+    """
+    drafted = proposal.token_ids
+    tree = DraftTree.of(proposal)
+    if len(drafted) > request.max_nodes or tree.max_depth > request.num_speculative_tokens:
+        raise ValueError(
+            f"{len(drafted)} draft tokens {tree.max_depth} deep where {request.max_nodes} were "
+            f"allowed, {request.num_speculative_tokens} deep"
+        )
+    if not all(0 <= token < vocab_size for token in drafted):
+        raise ValueError(f"draft tokens {list(drafted)} are not all in the target's vocabulary")
+    if len(proposal.log_probs) != len(drafted):
+        raise ValueError(f"{len(proposal.log_probs)} log-probabilities for {len(drafted)} tokens")
+    drawn_from = proposal.drawn_from
+    if drawn_from is not None:
+        wanted = (len(drafted), len(drawn_from.token_ids))
+        if request.sampling is None or tuple(drawn_from.probs.shape) != wanted:
+            raise ValueError(
+                f"{len(drafted)} tokens were drawn from distributions of shape "
+                f"{tuple(drawn_from.probs.shape)} where {wanted} was expected"
+            )
+    return tree

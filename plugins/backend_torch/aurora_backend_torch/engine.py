@@ -27,6 +27,7 @@ from aurora_backend_torch.drafting import Drafting
 from aurora_backend_torch.generation import GenerationRequest, QueueFull, StepOutput
 from aurora_backend_torch.model import TargetModel
 from aurora_backend_torch.residents import Residents
+from aurora_backend_torch.shadowing import Shadowing
 from aurora_backend_torch.stepping import Stepper, StepResult
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import ServePlan, TraceWriter
@@ -74,7 +75,14 @@ class Engine:
             max_verification_rows=options.resolved_verification_rows(model.device.type),
             sample_drafts=options.sample_drafts,
         )
-        self._stepper = Stepper(model, drafting, plan.needs, max_prefill_rows=_PREFILL_ROWS)
+        self._shadowing = Shadowing(
+            residents,
+            vocab_size=model.vocab_size,
+            num_speculative_tokens=plan.num_speculative_tokens,
+        )
+        self._stepper = Stepper(
+            model, drafting, self._shadowing, plan.needs, max_prefill_rows=_PREFILL_ROWS
+        )
         self._random = random.Random(plan.seed)
         self._changed = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
@@ -272,6 +280,7 @@ class Engine:
                     token_ids=list(request.prompt_token_ids),
                 )
             )
+            self._shadowing.begin(self._running[-1])
 
     def _step(self) -> None:
         if not self._running:
@@ -336,6 +345,8 @@ class Engine:
         stats = active.stats(
             self._num_finished + 1, reason, produced if num is None else min(num, produced)
         )
+        if (shadow := self._shadowing.end(active)) is not None:
+            stats = replace(stats, shadow=shadow)
         self._num_finished += 1
         self._finished.append(stats)
         self._recent_s = 0.9 * self._recent_s + 0.1 * (stats.ttft_s + stats.decode_s)

@@ -42,6 +42,8 @@ class GenerationRequest:
     route: str
     arrived: float
     """Unix seconds."""
+    shadow: int | None = None
+    """A resident draft version that drafts beside, unused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

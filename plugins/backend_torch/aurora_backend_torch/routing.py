@@ -1,4 +1,4 @@
-"""Shares of the requests that other drafters than the live one answer, or none.
+"""Shares of the requests that other drafters than the live one answer, or none, or draft beside.
 
 POST /aurora/routing --> load what is missing --> routes --> let go of what nobody needs
 request that names no drafter --> choose --> a resident version, "none" or "live"
@@ -28,6 +28,8 @@ class RouteBody(BaseModel):
     checksum: str = Field(default="", max_length=64)
     """sha256 of the version's model.safetensors; empty with version None."""
     share: float = Field(gt=0, le=1)
+    shadow: bool = False
+    """Whether the version drafts beside these requests instead of answering them."""
 
 
 class RoutingBody(BaseModel):
@@ -52,8 +54,12 @@ class Routing:
         Raises:
             BackendError, CheckpointError: a version cannot be loaded; the routes before stay.
         """
-        if sum(route.share for route in routes) > 1:
-            raise BackendError("the shares of all routes add up to more than 1")
+        for shadow in (False, True):
+            if sum(route.share for route in routes if route.shadow == shadow) > 1:
+                kind = "shadow routes" if shadow else "routes"
+                raise BackendError(f"the shares of all {kind} add up to more than 1")
+        if any(route.shadow and route.version is None for route in routes):
+            raise BackendError("a shadow route names no version; without one nothing is drafted")
         wanted = {route.version for route in routes if route.version is not None}
         live = self._engine.status().live_version
         for route in routes:
@@ -73,12 +79,28 @@ class Routing:
         Args:
             request_id: random hexadecimal digits, from which the share is drawn.
         """
-        place = int(request_id[:8], 16) / 16**8
+        route = self._draw(request_id[:8], shadow=False)
+        if route is None:
+            return "live"
+        if route.version is None:
+            return "none"
+        # One that failed while drafting is gone, and a request must not fail for it.
+        return route.version if self._engine.is_resident(route.version) else "live"
+
+    def choose_shadow(self, request_id: str) -> int | None:
+        """Return the version that drafts beside a request, whoever answers it; most often None.
+
+        Args:
+            request_id: random hexadecimal digits; others than those that draw who answers.
+        """
+        route = self._draw(request_id[8:16], shadow=True)
+        return None if route is None else route.version
+
+    def _draw(self, digits: str, *, shadow: bool) -> RouteBody | None:
+        place = int(digits, 16) / 16 ** len(digits)
         for route in self._routes:
-            place -= route.share
-            if place < 0:
-                if route.version is None:
-                    return "none"
-                # One that failed while drafting is gone, and a request must not fail for it.
-                return route.version if self._engine.is_resident(route.version) else "live"
-        return "live"
+            if route.shadow == shadow:
+                place -= route.share
+                if place < 0:
+                    return route
+        return None

@@ -19,6 +19,7 @@ from aurora_backend_torch.drafting import REFILL_ROWS, Drafting
 from aurora_backend_torch.generation import TokenLogprob
 from aurora_backend_torch.model import TargetModel
 from aurora_backend_torch.sampling import choose
+from aurora_backend_torch.shadowing import Shadowing
 from aurora_backend_torch.verification import follow_own_choice, reject_or_accept
 from aurora_core.kernels import RowPlan, argmax_logsumexp
 from aurora_core.records import NO_DRAFTER, Needs
@@ -47,16 +48,24 @@ class Stepper:
     """Advances running requests. Used from the engine thread only."""
 
     def __init__(
-        self, model: TargetModel, drafting: Drafting, needs: Needs, *, max_prefill_rows: int
+        self,
+        model: TargetModel,
+        drafting: Drafting,
+        shadowing: Shadowing,
+        needs: Needs,
+        *,
+        max_prefill_rows: int,
     ) -> None:
         """
         Args:
             model: the target.
             drafting: asks the drafters.
+            shadowing: asks those that draft unused.
             needs: features to keep for drafters and traces.
             max_prefill_rows: prompt rows in one pass.
         """
         self._model, self._drafting, self._needs = model, drafting, needs
+        self._shadowing = shadowing
         self._max_prefill_rows = max_prefill_rows
 
     def step(self, running: Sequence[ActiveRequest]) -> list[tuple[ActiveRequest, StepResult]]:
@@ -66,8 +75,10 @@ class Stepper:
             the requests that committed tokens, with those tokens; stop tokens and `max_tokens` are
             observed.
         """
+        decoding = [active for active in running if not active.is_prefilling]
+        self._shadowing.draft(self._drafting.max_nodes(len(decoding)))
         started = time.perf_counter()
-        self._drafting.draft([active for active in running if not active.is_prefilling])
+        self._drafting.draft(decoding)
         drafted = time.perf_counter()
         spans = self._plan(running)
         if not spans:
@@ -245,6 +256,7 @@ class Stepper:
         self, active: ActiveRequest, start: int, num_rows: int, features: Mapping[str, Tensor]
     ) -> None:
         active.window.append(start, num_rows, features)
+        self._shadowing.keep_rows(active, start, num_rows, features)
         if active.draft_version == NO_DRAFTER and active.num_steps:
             active.window.keep(REFILL_ROWS)
 

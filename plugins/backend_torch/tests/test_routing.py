@@ -49,6 +49,25 @@ def test_a_route_whose_drafter_failed_falls_back_to_the_live_one(served: Served)
     assert served.engine.requests[-1].drafter == "live"
 
 
+def test_shadow_routes_take_no_request_from_anybody(served: Served) -> None:
+    beside = {"version": 5, "checksum": GOOD_CHECKSUM, "share": 0.5, "shadow": True}
+    assert route(served, beside, {"version": None, "share": 0.5}) == 200
+    for _ in range(60):
+        assert served.completion(max_tokens=1).status_code == 200
+    drawn = [(request.drafter, request.shadow) for request in served.engine.requests]
+    counts = {
+        one: drawn.count(one) for one in [(d, v) for d in ("live", "none") for v in (None, 5)]
+    }
+    assert sum(counts.values()) == 60
+    assert all(count > 3 for count in counts.values()), counts
+
+
+def test_requests_that_name_a_drafter_may_be_shadowed(served: Served) -> None:
+    route(served, {"version": 5, "checksum": GOOD_CHECKSUM, "share": 1.0, "shadow": True})
+    served.completion(max_tokens=1, aurora={"drafter": "none"})
+    assert [(one.drafter, one.shadow) for one in served.engine.requests] == [("none", 5)]
+
+
 def test_refused_routes_leave_those_before(served: Served) -> None:
     route(served, {"version": 4, "checksum": GOOD_CHECKSUM, "share": 1.0})
     answer = served.control(
@@ -70,6 +89,8 @@ def test_refused_routes_leave_those_before(served: Served) -> None:
         ([{"version": None, "share": 1.5}], 400, "share"),
         ([{"version": None}], 400, "share"),
         ([{"version": None, "share": 0.6}] * 2, 409, "add up to more than 1"),
+        ([{"version": 5, "share": 0.6, "shadow": True}] * 2, 409, "of all shadow routes add up"),
+        ([{"version": None, "share": 0.5, "shadow": True}], 409, "a shadow route names no version"),
     ],
 )
 def test_bad_routes_are_refused(
