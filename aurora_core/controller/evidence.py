@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-from pydantic import ValidationError
 
 from aurora_core.controller.drift import PageHinkley
+from aurora_core.controller.earlier_run import WINDOW_REQUESTS, read_recent_requests
 from aurora_core.controller.serving_stats import (
     acceptance_length_of,
     as_shadowed,
@@ -34,7 +30,6 @@ from aurora_core.records import (
     SwitchedOff,
     Trial,
 )
-from aurora_core.wire import from_json
 
 __all__ = [
     "LiveTraffic",
@@ -46,15 +41,12 @@ __all__ = [
     "version_of",
 ]
 
-WINDOW_REQUESTS = 1000
-"""Finished requests that count as recent traffic."""
 WINDOW_PER_VERSION = 200
 """Newest requests of one version that its figures rest on: traffic changes."""
 
 
 _EARLIER = -1
 """Place of requests of an earlier run: before any swap of this one."""
-_TAIL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,30 +267,6 @@ class LiveTraffic:
             if index >= since and version_of(request) == version and _counts(request)
         )
         return list(found)
-
-
-def read_recent_requests(path: Path) -> list[RequestStats]:
-    """Return the newest requests of earlier runs on a directory, oldest first.
-
-    Lines that cannot be read are left out: they are evidence, and nothing depends on them.
-
-    Args:
-        path: `requests.jsonl`; none need exist.
-    """
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - _TAIL_BYTES, 0))
-            lines = file.read().splitlines()
-    except OSError:
-        return []
-    if size > _TAIL_BYTES:
-        del lines[0]  # most likely cut
-    found = []
-    for line in lines[-WINDOW_REQUESTS:]:
-        with contextlib.suppress(ValidationError):
-            found.append(from_json(RequestStats, line))
-    return found
 
 
 def _counts(request: RequestStats) -> bool:
