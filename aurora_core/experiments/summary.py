@@ -89,12 +89,8 @@ def summarise_stream(
         window: requests of a window.
     """
     known = {name: results[name] for name in ARMS if results.get(name)}
-    first = next(iter(known.values()))[0] if known else None
-    ordered = first is not None and stream == "ordered"
-    boundaries = [
-        (start, first.requests[start].domain)
-        for start, _ in (blocks(first.requests) if ordered and first else [])
-    ]
+    sent = next(iter(known.values()))[0].requests if known and stream == "ordered" else ()
+    boundaries = [(first, sent[first].domain) for first, _ in blocks(sent)]
     return StreamSummary(
         stream=stream,
         window=window,
