@@ -16,7 +16,17 @@ from typing import Annotated
 import typer
 
 from aurora_core import __version__
-from aurora_core.cli import comparing, doctor, judging, measure, plugins, run, target, versions
+from aurora_core.cli import (
+    comparing,
+    doctor,
+    experiment,
+    judging,
+    measure,
+    plugins,
+    run,
+    target,
+    versions,
+)
 from aurora_core.errors import AuroraError
 
 _COMMANDS: dict[str, Callable[..., None]] = {
@@ -34,6 +44,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor.doctor,
 }
 _GROUPS: dict[str, typer.Typer] = {
+    "experiment": experiment.application,
     "plugins": plugins.application,
     "target": target.application,
 }

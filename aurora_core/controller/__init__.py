@@ -12,6 +12,8 @@ learning.py            what the learner says, passed on
 swapping.py            published -> judged -> swapped, and what the engine did by itself
 swap_gaps.py           the pauses that clients saw at swaps
 evidence.py            what live traffic says about each version
+drift.py               a fall of the acceptance, noticed; rebuilt from requests.jsonl
+earlier_run.py         what the records of earlier runs tell
 requests_log.py        finished requests, once a second
 trace_counts.py        traces kept and shed
 traffic.py             the run's own requests, and the losslessness check

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-from pydantic import ValidationError
 
 from aurora_core.controller.drift import PageHinkley
+from aurora_core.controller.earlier_run import WINDOW_REQUESTS, read_recent_requests
 from aurora_core.controller.serving_stats import (
     acceptance_length_of,
     as_shadowed,
@@ -34,7 +30,6 @@ from aurora_core.records import (
     SwitchedOff,
     Trial,
 )
-from aurora_core.wire import from_json
 
 __all__ = [
     "LiveTraffic",
@@ -46,15 +41,12 @@ __all__ = [
     "version_of",
 ]
 
-WINDOW_REQUESTS = 1000
-"""Finished requests that count as recent traffic."""
 WINDOW_PER_VERSION = 200
 """Newest requests of one version that its figures rest on: traffic changes."""
 
 
 _EARLIER = -1
 """Place of requests of an earlier run: before any swap of this one."""
-_TAIL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +84,18 @@ class LiveTraffic:
         self._first_drafted: int | None = None
         self._drift_threshold = drift_threshold
         self._drift: dict[str, PageHinkley] = {}
+        self._earlier_swap = 0.0
 
-    def remember(self, requests: Sequence[RequestStats]) -> None:
-        """Take in requests of an earlier run: they tell about versions, and count for nothing else.
+    def remember(self, requests: Sequence[RequestStats], *, last_swap: float | None = None) -> None:
+        """Take in requests of an earlier run: they tell about versions, and whether the acceptance
+        of what is live falls; they count for nothing else.
 
         Args:
-            requests: oldest first, before any that is observed.
+            requests: oldest first, before any that is observed, and before `serve_first`.
+            last_swap: Unix seconds at which what is live went live; None if it always was.
         """
         self._recent.extend((_EARLIER, request) for request in requests)
+        self._earlier_swap = last_swap or 0.0
 
     def observe(self, requests: Sequence[RequestStats]) -> None:
         """Take in finished requests, in order."""
@@ -107,9 +103,7 @@ class LiveTraffic:
             self._recent.append((self._num_seen, request))
             self._num_seen += 1
             self._num_tokens_since_swap += request.num_output_tokens
-            if version_of(request) == self._live_version != NO_DRAFTER and _counts(request):
-                detector = self._drift.setdefault(request.tenant, PageHinkley())
-                detector.observe(length_of(request))
+            self._watch(request)
 
     def swapped(self, now: float, receipt: SwapReceipt | None = None) -> None:
         """Start counting anew: another drafter serves from `now` on.
@@ -132,6 +126,10 @@ class LiveTraffic:
         """Say what is live when a run starts."""
         if live is not None:
             self._live_version, self._first_drafted = live.version, 0
+            # A fall that began before a restart must not pass for what is normal after it.
+            for _, request in self._recent:
+                if request.finished >= self._earlier_swap:
+                    self._watch(request)
 
     def begin_trial(self, version: int, share: float, now: float, *, shadow: bool = False) -> None:
         """A share of the requests goes to another version from `now` on, or is shadowed by it."""
@@ -229,6 +227,11 @@ class LiveTraffic:
             if detector.is_ready
         )
 
+    def _watch(self, request: RequestStats) -> None:
+        """Look for a fall of the acceptance, if the request is one of what is live."""
+        if version_of(request) == self._live_version != NO_DRAFTER and _counts(request):
+            self._drift.setdefault(request.tenant, PageHinkley()).observe(length_of(request))
+
     def _running_trial(self, live_version: int, now: float) -> Trial | None:
         trial = self._trial
         if trial is None:
@@ -264,30 +267,6 @@ class LiveTraffic:
             if index >= since and version_of(request) == version and _counts(request)
         )
         return list(found)
-
-
-def read_recent_requests(path: Path) -> list[RequestStats]:
-    """Return the newest requests of earlier runs on a directory, oldest first.
-
-    Lines that cannot be read are left out: they are evidence, and nothing depends on them.
-
-    Args:
-        path: `requests.jsonl`; none need exist.
-    """
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - _TAIL_BYTES, 0))
-            lines = file.read().splitlines()
-    except OSError:
-        return []
-    if size > _TAIL_BYTES:
-        del lines[0]  # most likely cut
-    found = []
-    for line in lines[-WINDOW_REQUESTS:]:
-        with contextlib.suppress(ValidationError):
-            found.append(from_json(RequestStats, line))
-    return found
 
 
 def _counts(request: RequestStats) -> bool:

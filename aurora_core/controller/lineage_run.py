@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from aurora_core.controller import build
 from aurora_core.controller.background import Background
 from aurora_core.controller.bookkeeping import Bookkeeping
+from aurora_core.controller.earlier_run import read_last_swap
 from aurora_core.controller.evidence import LiveTraffic
 from aurora_core.controller.learning import prepare_learner
 from aurora_core.controller.observers import make_tracking
@@ -76,7 +77,7 @@ class LineageRun:
         self.history = History(self.live_at_start, self.found.newest_version)
         self.traces = TraceCounts(parts.sink)
         self.evidence = LiveTraffic(started=started, drift_threshold=guard.drift_threshold)
-        self.evidence.remember(self.own(recent))
+        self.evidence.remember(self.own(recent), last_swap=read_last_swap(directory.verdicts))
         self.verdicts_file = RecordFile(directory.verdicts, console.note)
         self.swapping = Swapping(
             backend=parts.backend,

@@ -18,6 +18,22 @@ def render_html(report: Mapping[str, Any], history: History) -> str:
         report: the content of report.json.
         history: the course of the run, for the plots and the verdicts.
     """
+    return render_template(
+        "report.html.j2",
+        report=report,
+        plots={title: safe(svg) for title, svg in draw_plots(history).items()},
+        verdicts=list(history.verdicts)[-50:],
+        settings=yaml.safe_dump(report["settings"], sort_keys=False),
+    )
+
+
+def render_template(name: str, **content: Any) -> str:
+    """Return a page; what it is given is escaped, except markup marked by `safe`.
+
+    Args:
+        name: of a template of this package.
+        content: what it is filled with.
+    """
     import jinja2
 
     environment = jinja2.Environment(
@@ -28,13 +44,12 @@ def render_html(report: Mapping[str, Any], history: History) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["number"] = _number
-    plots = {title: _Safe(svg) for title, svg in draw_plots(history).items()}
-    return environment.get_template("report.html.j2").render(
-        report=report,
-        plots=plots,
-        verdicts=list(history.verdicts)[-50:],
-        settings=yaml.safe_dump(report["settings"], sort_keys=False),
-    )
+    return environment.get_template(name).render(content)
+
+
+def safe(markup: str) -> str:
+    """Mark text as markup that was made here, not by users."""
+    return _Safe(markup)
 
 
 class _Safe(str):

@@ -1,17 +1,12 @@
-"""The plots of the report: small SVGs that take their colours and font from the page.
-
-Matplotlib draws with marker colours, which are then replaced by CSS variables: one drawing is
-right in light and in dark, and stays right when printed.
-"""
+"""The plots of the report of a run."""
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aurora_core.records import NO_DRAFTER
+from aurora_core.report.drawing import FULL_WIDTH, HALF_WIDTH, INK, MUTED, PAGE, SERIES, draw
 from aurora_core.report.history import History, SwapEvent
 from aurora_core.report.holdout import acceptance_of
 
@@ -19,46 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.ticker import Locator
 
-INK, MUTED, GRID, FIRST, SECOND, PAGE = (
-    "#000001",
-    "#000002",
-    "#000003",
-    "#000004",
-    "#000005",
-    "#000006",
-)
-_VARIABLES = {
-    INK: "--ink",
-    MUTED: "--muted",
-    GRID: "--grid",
-    FIRST: "--first",
-    SECOND: "--second",
-    PAGE: "--card",
-}
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text and takes the page's font
-    "font.size": 11,
-    "text.color": INK,
-    "axes.labelcolor": MUTED,
-    "axes.edgecolor": GRID,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "lines.linewidth": 2.0,
-    "lines.solid_capstyle": "round",
-}
+FIRST, SECOND = SERIES[:2]
 _NUM_WINDOWS = 60
-_FULL_WIDTH, _HALF_WIDTH = 1100.0, 520.0
 _MAX_LABELS = 10
 
 
@@ -76,50 +33,10 @@ def draw_plots(history: History) -> dict[str, str]:
         ),
     }
     drawn = {
-        title: _draw(title, plot, _FULL_WIDTH if index == 0 else _HALF_WIDTH)
+        title: draw(title, plot, FULL_WIDTH if index == 0 else HALF_WIDTH)
         for index, (title, plot) in enumerate(plots.items())
     }
     return {title: svg for title, svg in drawn.items() if svg}
-
-
-def _draw(title: str, plot: Callable[[Axes], bool], width: float) -> str:
-    """Return the SVG, empty when there is nothing to plot.
-
-    Args:
-        title: names the drawing.
-        plot: draws; False means that there is nothing to show.
-        width: points, about the pixels it is shown with, so that text has its size.
-    """
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    # Ids of two drawings on one page must differ, hence the salt.
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": title}):
-        figure = Figure(figsize=(width / 72, 3.1), facecolor="none", layout="constrained")
-        FigureCanvasSVG(figure)
-        axes = figure.add_subplot()
-        if not plot(axes):
-            return ""
-        axes.margins(x=0.02)
-        stream = io.StringIO()
-        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-    return _inline(stream.getvalue(), title)
-
-
-def _inline(svg: str, title: str) -> str:
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
-    svg = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg\b[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    svg = svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
-    # Names of groups are the same in every drawing, and nothing refers to them.
-    used = set(re.findall(r"[(\"]#([^)\"]+)[)\"]", svg))
-    svg = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used else "", svg)
-    for marker, variable in _VARIABLES.items():
-        svg = svg.replace(marker, f"var({variable})")
-    return re.sub(r"\n\s*", "\n", svg)
 
 
 def _acceptance(axes: Axes, history: History) -> bool:

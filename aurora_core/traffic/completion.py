@@ -85,6 +85,8 @@ class Completion:
     speculation: SpeculationStats | None
     """None from servers that are not Aurora's."""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    arrivals_s: tuple[float, ...] = ()
+    """When each chunk with tokens arrived, in seconds of `time.perf_counter`."""
 
 
 @dataclass(slots=True)
@@ -176,6 +178,7 @@ class StreamedAnswer:
             num_retries=num_retries,
             speculation=self.speculation,
             logprobs=tuple(self.logprobs),
+            arrivals_s=tuple(self.arrivals),
         )
 
     def _times(self, num_output_tokens: int) -> tuple[float | None, float | None, float | None]:

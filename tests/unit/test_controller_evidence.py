@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import pytest
 
+from aurora_core.controller.earlier_run import read_last_swap
 from aurora_core.controller.evidence import LiveTraffic, read_recent_requests
 from aurora_core.controller.serving_stats import bucket, serving_stats
 from aurora_core.records import NO_DRAFTER, DraftVersion, RequestStats, SwapReceipt
@@ -139,3 +143,56 @@ def test_only_the_newest_part_of_a_long_record_is_read(tmp_path):
     assert path.stat().st_size > 1 << 20
     found = read_recent_requests(path)
     assert len(found) == 1000 and found[-1].max_draft_version == 4999
+
+
+def at(moment, version, accepted, **labels):
+    return dataclasses.replace(request(version, accepted=accepted, **labels), finished=moment)
+
+
+def scores_of(traffic):
+    return [(one.tenant, one.score, one.num_requests) for one in traffic.drift()]
+
+
+def test_fall_that_began_before_a_restart_is_found_after_it():
+    steady = [at(float(moment), 2, 20 + moment % 3) for moment in range(40)]
+    falling = [at(float(40 + moment), 2, moment % 3) for moment in range(40)]
+    without_restart = LiveTraffic(started=0.0)
+    without_restart.serve_first(draft(2))
+    without_restart.observe([*steady, *falling])
+    again = LiveTraffic(started=60.0)
+    again.remember([*steady, *falling[:20]], last_swap=None)
+    again.serve_first(draft(2))
+    again.observe(falling[20:])
+    assert scores_of(again) == scores_of(without_restart)
+    assert again.drift()[0].is_alarm
+    forgetful = LiveTraffic(started=60.0)
+    forgetful.serve_first(draft(2))
+    forgetful.observe(falling[20:])
+    assert not any(one.is_alarm for one in forgetful.drift())
+
+
+def test_drift_after_a_restart_knows_no_requests_from_before_the_last_swap():
+    earlier = [at(float(moment), 2, 30) for moment in range(30)]
+    between = [at(float(30 + moment), 3, 30) for moment in range(30)]
+    since = [at(float(60 + moment), 2, 10 + moment % 3) for moment in range(30)]
+    again = LiveTraffic(started=90.0)
+    again.remember([*earlier, *between, *since], last_swap=60.0)
+    again.serve_first(draft(2))
+    assert [one[2] for one in scores_of(again)] == [30]
+    again.swapped(91.0, receipt(3))
+    assert again.drift() == ()
+
+
+def test_last_swap_of_an_earlier_run_is_read_from_its_verdicts(tmp_path):
+    path = tmp_path / "verdicts.jsonl"
+    assert read_last_swap(path) is None
+    path.write_text('{"kind": "verdict", "time": 1.0}\n')
+    assert read_last_swap(path) is None
+    lines = [
+        {"kind": "swap", "time": 2.0, "receipt": {}},
+        {"kind": "operator", "time": 3.0, "receipt": {}},
+        {"kind": "operator", "time": 4.0, "reason": "a person lets the policy decide"},
+        {"kind": "verdict", "time": 5.0, "verdict": {"reason": 'the "receipt"'}},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"receipt"')
+    assert read_last_swap(path) == 3.0

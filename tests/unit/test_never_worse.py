@@ -12,6 +12,7 @@ import math
 import pytest
 
 from aurora_core.config import GuardSection
+from aurora_core.controller.earlier_run import read_last_swap
 from aurora_core.controller.evidence import LiveTraffic
 from aurora_core.controller.record_file import RecordFile
 from aurora_core.controller.run_directory import read_lines
@@ -73,16 +74,26 @@ class World:
         self.backend = AnsweringBackend(FakeBackendOptions(**backend))
         self.now, self.sent, self.notes, self.drafts = 1000.0, 0, [], {}
         self.champions, self.fresh_asked = [], 0
-        guard = guard or GuardSection()
+        self._begin(policy, guard or GuardSection(), live=None, previous=None)
+
+    def restart(self, policy, guard=None):
+        """Go on with another policy, as a run on the same directory does."""
+        swapping = self.swapping
+        self._begin(policy, guard or GuardSection(), live=swapping.live, previous=swapping.previous)
+
+    def _begin(self, policy, guard, *, live, previous):
         self.policy = Guard(policy, guard)
         self.traffic = LiveTraffic(started=self.now, drift_threshold=guard.drift_threshold)
+        self.traffic.remember(
+            self.backend._requests, last_swap=read_last_swap(self.path / "verdicts.jsonl")
+        )
         self.swapping = Swapping(
             backend=self.backend,
             policy=self.policy,
             traffic=self.traffic,
-            live=None,
-            previous=None,
-            verdicts=RecordFile(tmp_path / "verdicts.jsonl", self.notes.append),
+            live=live,
+            previous=previous,
+            verdicts=RecordFile(self.path / "verdicts.jsonl", self.notes.append),
             find=self._find,
             note=self.notes.append,
             notify=lambda hook, **arguments: None,
@@ -210,6 +221,42 @@ async def test_poisoned_version_that_is_always_promoted_is_rolled_back_in_20_req
         await world.swapping.review()
         await world.serve(20)
         assert world.live == 2
+
+
+UNGUARDED = GuardSection(probation_requests=0, disable_speculation=False, plain_share=0)
+
+
+@pytest.mark.parametrize("policy", ["gate", "canary", "always"])
+@pytest.mark.parametrize("poison", POISONS)
+async def test_poisoned_champion_is_rolled_back_in_20_requests_once_the_guard_is_on(
+    tmp_path, poison, policy
+):
+    """Nobody judged: `always` without a guard. Then a run with one goes on from there."""
+    world = await promoted(tmp_path, AlwaysSwap(Options()), guard=UNGUARDED)
+    world.draft(3, **POISONS[poison])
+    await world.serve(60)
+    assert world.live == (2 if POISONS[poison].get("damage") else 3)
+    world.restart(
+        {
+            "gate": HoldoutGate(HoldoutOptions()),
+            "canary": CanarySwap(CanaryOptions(share=0.3)),
+            "always": AlwaysSwap(Options()),
+        }[policy]
+    )
+    await world.serve(20)
+    assert world.live == 2
+    await world.serve(60)
+    assert world.live == 2 and world.swapping.live.version == 2
+
+
+async def test_drift_that_began_before_a_restart_is_noticed_after_it(tmp_path):
+    world = await promoted(tmp_path, AlwaysSwap(Options()))
+    world.backend._noise[2] = 0.1  # from now on it accepts nearly nothing
+    await world.serve(4)
+    assert world.fresh_asked == 0
+    world.restart(AlwaysSwap(Options()))
+    await world.serve(30)
+    assert world.fresh_asked == 1
 
 
 async def test_two_poisoned_versions_in_a_row_are_rolled_back_to_the_good_one(tmp_path):

@@ -15,6 +15,7 @@ from aurora_core.traffic.prompts import (
     code_tasks,
     finance_questions,
     math_problems,
+    random_text,
     sql_questions,
 )
 from aurora_core.traffic.prompts.prompt import Prompt
@@ -30,6 +31,9 @@ DOMAINS: Mapping[str, Callable[[Random], str]] = {
     "chat": chat_messages.draw,
 }
 """Domain -> function that writes one prompt."""
+
+ARTIFICIAL: Mapping[str, Callable[[Random], str]] = {"random": random_text.draw}
+"""The same for traffic that nobody has: part of a stream only where it is named."""
 
 _HOLDOUT_SHARE = 8
 """One wording in so many is held out."""
@@ -54,7 +58,7 @@ def generate(
     What a domain yields depends on the seed and the split alone, not on the other domains.
 
     Args:
-        domains: keys of `DOMAINS`.
+        domains: keys of `DOMAINS` or of `ARTIFICIAL`.
         order: `mixed` takes the domains in shuffled rounds, so that each has an equal share;
             `ordered` takes them one after the other, as a shift of traffic would.
         seed: equal seeds give equal prompts.
@@ -65,10 +69,10 @@ def generate(
     Raises:
         ConfigError: no domain, or one that does not exist.
     """
-    unknown = [name for name in domains if name not in DOMAINS]
+    unknown = [name for name in domains if name not in DOMAINS and name not in ARTIFICIAL]
     if unknown or not domains:
         wrong = f"there is no prompt domain {unknown[0]!r}" if unknown else "no prompt domain given"
-        raise ConfigError(f"{wrong}; the generator has {', '.join(DOMAINS)}")
+        raise ConfigError(f"{wrong}; the generator has {', '.join([*DOMAINS, *ARTIFICIAL])}")
     streams = {name: _domain(name, seed, split) for name in domains}
     names = _mixed(domains, seed) if order == "mixed" else _ordered(domains, num_prompts, block)
     return (next(streams[name]) for name in itertools.islice(names, num_prompts))
@@ -88,7 +92,7 @@ def split_of(text: str) -> Split:
 def _domain(name: str, seed: int, split: Split) -> Iterator[Prompt]:
     # A text seed: random hashes it the same way in every process, and no two streams share one.
     random = Random(f"{seed}/{name}/{split}")
-    draw = DOMAINS[name]
+    draw = DOMAINS[name] if name in DOMAINS else ARTIFICIAL[name]
     seen: set[str] = set()
     repeats = 0
     while True:

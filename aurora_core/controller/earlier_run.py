@@ -1,0 +1,68 @@
+"""What the records of earlier runs on a directory tell a run that continues."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from aurora_core.records import RequestStats
+from aurora_core.wire import from_json
+
+WINDOW_REQUESTS = 1000
+"""Finished requests that count as recent traffic."""
+_TAIL_BYTES = 1 << 20
+_VERDICTS_TAIL_BYTES = 4 << 20
+"""A verdict carries all its evidence: some kilobytes."""
+
+
+def read_recent_requests(path: Path) -> list[RequestStats]:
+    """Return the newest requests of earlier runs on a directory, oldest first.
+
+    Lines that cannot be read are left out: they are evidence, and nothing depends on them.
+
+    Args:
+        path: `requests.jsonl`; none need exist.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _TAIL_BYTES, 0))
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    if size > _TAIL_BYTES:
+        del lines[0]  # most likely cut
+    found = []
+    for line in lines[-WINDOW_REQUESTS:]:
+        with contextlib.suppress(ValidationError):
+            found.append(from_json(RequestStats, line))
+    return found
+
+
+def read_last_swap(path: Path) -> float | None:
+    """Return when what is live went live, in Unix seconds; None when no swap is found.
+
+    Args:
+        path: `verdicts.jsonl`; it need not exist. Lines that cannot be read are left out.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _VERDICTS_TAIL_BYTES, 0))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        if b'"receipt"' not in line:
+            continue
+        try:
+            record = json.loads(line)
+            if "receipt" in record:
+                return float(record["time"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return None
