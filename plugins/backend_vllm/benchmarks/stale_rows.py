@@ -62,6 +62,7 @@ def main() -> None:
                     arms[value].append(load.serve(prompts))
             for value, rounds in arms.items():
                 print(f"| {shared} | {value} | {describe(rounds)} |", flush=True)
+        engine.call("shutdown")
 
 
 @dataclass(slots=True, kw_only=True)

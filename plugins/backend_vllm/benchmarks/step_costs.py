@@ -64,6 +64,7 @@ def main() -> None:
                 f"{costs.break_even:.2f} | {costs.tokens_per_step:.2f} |",
                 flush=True,
             )
+        engine.call("shutdown")
 
 
 class DraftMeter:
