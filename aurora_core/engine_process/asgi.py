@@ -20,7 +20,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 async def read_body(receive: Receive) -> bytes:
     """Return the whole body of a request; what came of it if its client went away."""
-    parts = []
+    parts: list[bytes] = []
     while True:
         message = await receive()
         if message["type"] != "http.request":
