@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -81,8 +80,11 @@ def bench_command(
     chosen = list(islice(source.prompts(), num_prompts))
     if out is not None:
         check_writable(out)
-    alone: Serve = serve or partial(nullcontext, str(url))
-    servers: Mapping[str, Serve] = variants or {"": alone}
+
+    def stranger() -> AbstractAsyncContextManager[str]:
+        return nullcontext(str(url))
+
+    servers: Mapping[str, Serve] = variants or {"": serve or stranger}
 
     async def measure() -> dict[str, BenchReport]:
         total = sum(num_pairs(size, len(chosen), repeats) for size in batch_sizes if size > 0)

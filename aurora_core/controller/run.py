@@ -217,7 +217,11 @@ class Run:
         observers: dict[str, object | None] = {}
         for one in self.lineages:
             console = self._lineage_consoles.get(one.name, self.console)
-            mine = {"console": console, "report": one.history, "tracking": one.tracking}
+            mine: dict[str, object | None] = {
+                "console": console,
+                "report": one.history,
+                "tracking": one.tracking,
+            }
             for kind, observer in mine.items():
                 if observer is not None and len(self.lineages) > 1:
                     observer = OfLineage(
