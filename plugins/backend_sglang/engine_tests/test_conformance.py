@@ -9,7 +9,7 @@ import pytest
 
 from aurora_backend_sglang.backend import SglangBackend
 from aurora_backend_sglang.config import SglangBackendOptions
-from plugins.backend_sglang.engine_tests.running_server import STAND_IN
+from plugins.backend_sglang.engine_tests.running_server import SERVER_PATH
 from plugins.backend_sglang.tests.server_contract import SglangServerContract
 
 pytestmark = pytest.mark.sglang
@@ -28,6 +28,6 @@ class TestRealServer(SglangServerContract):
                 max_running_requests=16,
                 # What comes from the cache has no rows, and the suite asks the same again.
                 prefix_cache=False,
-                environment={"PYTHONPATH": str(STAND_IN)},
+                environment={"PYTHONPATH": SERVER_PATH},
             )
         )

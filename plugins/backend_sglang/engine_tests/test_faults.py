@@ -22,7 +22,7 @@ from aurora_core.engine_process.ports import free_port
 from aurora_core.engine_process.server import ServerProcess
 from aurora_core.errors import BackendError
 from plugins.backend_sglang.engine_tests.reference import Reference
-from plugins.backend_sglang.engine_tests.running_server import STAND_IN, RunningServer
+from plugins.backend_sglang.engine_tests.running_server import SERVER_PATH, RunningServer
 from plugins.backend_sglang.engine_tests.test_chains import prompt
 
 OPTIONS: dict[str, object] = {}
@@ -84,7 +84,7 @@ async def test_a_server_without_the_recorder_cannot_be_attached_to(
         [*command, *CPU_ARGUMENTS],
         name="SGLang",
         environment={
-            "PYTHONPATH": str(STAND_IN),
+            "PYTHONPATH": SERVER_PATH,
             "SGLANG_USE_CPU_ENGINE": "1",
             "TORCH_COMPILE_DISABLE": "1",
             "OMP_NUM_THREADS": "1",

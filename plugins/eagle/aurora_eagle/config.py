@@ -25,10 +25,10 @@ class Eagle3Options(Options):
     training_steps: int = Field(4, ge=1, le=16)
     """Draft positions that training unrolls."""
     step_decay: float = Field(0.8, gt=0, le=1)
-    """Weight of a draft position relative to the one before it."""
-    depth_weights: Literal["power", "reach"] = "power"
-    """What a draft position weighs: `power` takes `step_decay` to the power of its number, `reach`
-    how often the drafter gets there at all, measured on the batch."""
+    """Weight of a draft position relative to the one before it, with `depth_weights: power`."""
+    depth_weights: Literal["power", "reach"] = "reach"
+    """What a draft position weighs: `reach` how often the drafter gets there at all, measured in
+    each trace, `power` takes `step_decay` to the power of its number."""
     objective: Literal["kl", "lk_hybrid", "discard", "branches", "unlikelihood"] = "branches"
     """What is learned from. `kl`: forward KL to the target at committed positions. `lk_hybrid`: the
     same, going over to the acceptance rate itself as the two distributions come close. `discard`:

@@ -63,11 +63,12 @@ def compute_loss(
         greedy_teacher=options.greedy_teacher,
         tokens_only=not options.uses_teacher,
     )
-    depth_weights = _depth_weights(network, hidden, teacher, teacher_row_KA, options)
-    committed_KA = depth_weights[:, None] * supervised_KA
+    trace_A = batch.row_trace[batch.anchor_row]
+    weights_KB = _depth_weights(network, batch, hidden, teacher, teacher_row_KA, trace_A, options)
+    committed_KA = weights_KB[:, trace_A] * supervised_KA
     weight_sum = committed_KA.sum()
     rejected_N, metrics = _rejected_weights(
-        network, batch, tree, hidden, teacher, depth_weights, weight_sum, options
+        network, batch, tree, hidden, teacher, weights_KB, weight_sum, options
     )
     if options.objective == "branches":
         weight_sum = weight_sum + rejected_N.sum()
@@ -110,21 +111,24 @@ def compute_loss(
 
 def _depth_weights(
     network: Eagle3Network,
+    batch: Batch,
     hidden: list[Tensor],
     teacher: Teacher,
     teacher_row_KA: Tensor,
+    trace_A: Tensor,
     options: Eagle3Options,
 ) -> Tensor:
-    """Return float32 [K]."""
+    """Return float32 [K, B]: what a draft position weighs in each trace."""
+    num_traces = len(batch.teacher_row)
     if options.depth_weights == "power":
         fixed = fixed_depth_weights(options.training_steps, options.step_decay)
-        return fixed.to(teacher_row_KA.device)
+        return fixed.to(teacher_row_KA.device)[:, None].expand(-1, num_traces)
     num_anchors = teacher_row_KA.shape[1]
     right = []
     for level, row_A in zip(hidden, teacher_row_KA, strict=True):
         index_A = teacher.next_index[row_A.clamp(min=0)].masked_fill(row_A < 0, -1)
         right.append(read_head(level[:num_anchors], network.lm_head.weight, index_A)[1])
-    return reach_depth_weights(torch.stack(right), teacher_row_KA >= 0)
+    return reach_depth_weights(torch.stack(right), teacher_row_KA >= 0, trace_A, num_traces)
 
 
 @torch.no_grad()
@@ -134,7 +138,7 @@ def _rejected_weights(
     tree: list[Level],
     hidden: list[Tensor],
     teacher: Teacher,
-    depth_weights: Tensor,
+    weights_KB: Tensor,
     committed_sum: Tensor,
     options: Eagle3Options,
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -146,7 +150,8 @@ def _rejected_weights(
         "branch_nodes": has_row_N.sum().float(),
         "branch_staleness": (batch.branch_version.max() - batch.branch_version.float()).mean(),
     }
-    weights_N = depth_weights[batch.branch_depth] * has_row_N
+    trace_N = batch.row_trace[batch.anchor_row[batch.branch_anchor]]
+    weights_N = weights_KB[batch.branch_depth, trace_N] * has_row_N
     if options.branch_ratio_limit is not None:
         now_N = torch.zeros_like(batch.branch_log_prob)
         index_N = teacher.draft_index(batch.branch_token)
@@ -162,7 +167,6 @@ def _rejected_weights(
     if options.objective == "discard":
         return discard_weights(weights_N, committed_sum, options.discard_weight), metrics
     above_N = batch.branch_parent
-    trace_N = batch.row_trace[batch.anchor_row[batch.branch_anchor]]
     position_N = batch.row_position[batch.anchor_row[batch.branch_anchor]] + batch.branch_depth
     # A branch can be longer than what was committed; below its first node nobody looks there.
     position_N = position_N.clamp(max=batch.teacher_row.shape[1] - 1)

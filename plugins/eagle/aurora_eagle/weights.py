@@ -1,7 +1,7 @@
 """How much each supervised row counts: by its depth, its branch and who drafted it. Pure functions.
 
 Shape legend:
-    K  draft positions, the first one is 0    A  anchors    N  rejected nodes
+    K  draft positions, the first one is 0    A  anchors    N  rejected nodes    B  traces
 
 Objectives of the configuration, with l(row) the row's loss (`losses`), d(k) the weight of draft
 position k, "committed" the rows whose context was committed, "rejected" those at rejected nodes:
@@ -27,20 +27,28 @@ def fixed_depth_weights(num_steps: int, decay: float) -> Tensor:
     return decay ** torch.arange(num_steps).float()
 
 
-def reach_depth_weights(right: Tensor, judged: Tensor) -> Tensor:
-    """Return float32 [K]: the measured chance that draft position k is reached.
+def reach_depth_weights(right: Tensor, judged: Tensor, trace: Tensor, num_traces: int) -> Tensor:
+    """Return float32 [K, B]: the measured chance that draft position k is reached in each trace.
 
     The expected number of accepted tokens is the sum over k of the product of the acceptance rates
     up to k. Its derivative with respect to the rate at k has the product of those before k as a
     factor, the chance that position k matters at all. Never below `LEAST_DEPTH_WEIGHT`.
 
+    Measured in each trace by itself, so that what a trace weighs does not depend on what shares a
+    batch with it: losses of batches, and of ranks that train together, add up.
+
     Args:
         right: bool [K, A]. Whether the drafter's best token was the committed one.
         judged: bool [K, A]. Whether that is known.
+        trace: int64 [A]. Of each anchor.
+        num_traces: B.
     """
-    all_right, all_judged = (right & judged).cumprod(0)[:-1], judged.cumprod(0)[:-1]
-    reached = all_right.sum(1).float() / all_judged.sum(1).clamp(min=1)
-    first = torch.ones(1, device=right.device)
+    counts = []
+    for chains in ((right & judged).cumprod(0)[:-1], judged.cumprod(0)[:-1]):
+        sums = torch.zeros(len(chains), num_traces, device=right.device)
+        counts.append(sums.index_add_(1, trace, chains.float()))
+    reached = counts[0] / counts[1].clamp(min=1)
+    first = torch.ones(1, num_traces, device=right.device)
     return torch.cat([first, reached]).clamp(min=LEAST_DEPTH_WEIGHT)
 
 

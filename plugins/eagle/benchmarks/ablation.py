@@ -33,18 +33,21 @@ from aurora_core.trace_file import read_trace
 from aurora_eagle.config import Eagle3Options
 from aurora_eagle.speculator import Eagle3Speculator
 
+_FIXED: Mapping[str, Any] = {"depth_weights": "power"}
+
 ARMS: Mapping[str, Mapping[str, Any]] = {
-    "kl": {"objective": "kl"},
-    "lk_hybrid": {"objective": "lk_hybrid"},
-    "discard 0.1": {"objective": "discard", "discard_weight": 0.1},
-    "discard 1": {"objective": "discard", "discard_weight": 1.0},
-    "branches, floor 0": {"objective": "branches", "branch_floor": 0.0},
-    "branches, floor 0.1": {"objective": "branches", "branch_floor": 0.1},
+    "kl": {"objective": "kl", **_FIXED},
+    "lk_hybrid": {"objective": "lk_hybrid", **_FIXED},
+    "discard 0.1": {"objective": "discard", "discard_weight": 0.1, **_FIXED},
+    "discard 1": {"objective": "discard", "discard_weight": 1.0, **_FIXED},
+    "branches, floor 0": {"objective": "branches", "branch_floor": 0.0, **_FIXED},
+    "branches, floor 0.1": {"objective": "branches", "branch_floor": 0.1, **_FIXED},
     "kl, reach": {"objective": "kl", "depth_weights": "reach"},
     "branches, floor 0.1, decay 0.5": {
         "objective": "branches",
         "branch_floor": 0.1,
         "step_decay": 0.5,
+        **_FIXED,
     },
     "branches, floor 0.1, reach": {
         "objective": "branches",

@@ -51,6 +51,7 @@ def make_speculator(target: TargetSpec) -> Callable[..., Eagle3Speculator]:
         defaults = {
             "draft_vocab_size": 96,
             "training_steps": 3,
+            "depth_weights": "power",
             "min_confidence": 0.0,
             "min_node_confidence": 0.0,
             "export_dtype": "float32",

@@ -286,6 +286,18 @@ def test_reach_weights_of_a_drafter_that_is_never_right_are_the_least(
 
 
 @torch.no_grad()
+def test_losses_of_batches_add_up_under_reach_weights(
+    make_speculator: MakeSpeculator, network: Eagle3Network, make_trace: Callable[..., Trace]
+) -> None:
+    speculator = make_speculator(objective="branches", depth_weights="reach")
+    traces = [make_trace(seed) for seed in (1, 2, 3)]
+    alone = [speculator.loss(network, speculator.collate([trace])) for trace in traces]
+    together = speculator.loss(network, speculator.collate(traces))
+    torch.testing.assert_close(together.loss_sum, sum(one.loss_sum for one in alone))
+    torch.testing.assert_close(together.weight_sum, sum(one.weight_sum for one in alone))
+
+
+@torch.no_grad()
 def test_a_sampled_requests_rejected_nodes_teach_and_weigh_its_own_distribution(
     make_speculator: MakeSpeculator,
     network: Eagle3Network,

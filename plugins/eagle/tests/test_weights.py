@@ -19,20 +19,23 @@ def test_fixed_depth_weights_are_powers() -> None:
     torch.testing.assert_close(weights.fixed_depth_weights(3, 0.5), expected)
 
 
-def test_reach_is_the_share_of_anchors_whose_earlier_drafts_were_all_right() -> None:
+def test_reach_is_the_share_of_a_traces_anchors_whose_earlier_drafts_were_all_right() -> None:
     right = torch.tensor([[1, 1, 1, 0], [1, 0, 1, 1], [1, 1, 1, 1]], dtype=torch.bool)
     judged = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 1], [1, 1, 0, 0]], dtype=torch.bool)
     # Position 1 is reached by 3 of 4; position 2 by the first alone of the 3 that are judged.
-    torch.testing.assert_close(
-        weights.reach_depth_weights(right, judged), torch.tensor([1.0, 3 / 4, 1 / 3])
-    )
+    alone = weights.reach_depth_weights(right, judged, torch.zeros(4, dtype=torch.int64), 1)
+    torch.testing.assert_close(alone, torch.tensor([[1.0], [3 / 4], [1 / 3]]))
+    two = weights.reach_depth_weights(right, judged, torch.tensor([1, 1, 0, 0]), 2)
+    least = weights.LEAST_DEPTH_WEIGHT
+    torch.testing.assert_close(two, torch.tensor([[1.0, 1.0], [1 / 2, 1.0], [least, 1 / 2]]))
 
 
 def test_a_position_that_was_never_reached_still_learns() -> None:
-    nothing = torch.zeros(3, 5, dtype=torch.bool)
-    expected = torch.tensor([1.0, weights.LEAST_DEPTH_WEIGHT, weights.LEAST_DEPTH_WEIGHT])
-    assert torch.equal(weights.reach_depth_weights(nothing, ~nothing), expected)
-    assert torch.equal(weights.reach_depth_weights(nothing, nothing), expected)
+    nothing, trace = torch.zeros(3, 5, dtype=torch.bool), torch.zeros(5, dtype=torch.int64)
+    least = weights.LEAST_DEPTH_WEIGHT
+    expected = torch.tensor([[1.0, 1.0], [least, least], [least, least]])
+    assert torch.equal(weights.reach_depth_weights(nothing, ~nothing, trace, 2), expected)
+    assert torch.equal(weights.reach_depth_weights(nothing, nothing, trace, 2), expected)
 
 
 def test_discarded_rows_together_weigh_lambda_times_all_committed_ones() -> None:
