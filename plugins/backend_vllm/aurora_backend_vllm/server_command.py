@@ -177,8 +177,8 @@ def check_medusa(folder: Path, num_speculative_tokens: int) -> None:
     if config.get("truncated_vocab_size", vocabulary) != vocabulary:
         raise CheckpointError(
             f"checkpoint {str(folder)!r} has Medusa heads for {config['truncated_vocab_size']} of "
-            f"{vocabulary} tokens, which vLLM cannot load; set `draft_vocab_size` of the speculator "
-            f"to {vocabulary}"
+            f"{vocabulary} tokens, which vLLM cannot load; set `draft_vocab_size` of the "
+            f"speculator to {vocabulary}"
         )
 
 
