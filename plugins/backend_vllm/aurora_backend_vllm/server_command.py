@@ -207,8 +207,8 @@ def check_medusa(folder: Path, num_speculative_tokens: int) -> None:
     """Refuse heads that vLLM would not load, or would fill up with random ones.
 
     Raises:
-        CheckpointError: there are fewer heads than draft tokens, or they have output matrices of
-            their own for a part of the vocabulary.
+        CheckpointError: there are fewer heads than draft tokens, or they draft a part of the
+            vocabulary only: vLLM 0.32 has a `token_map` for that, and fails to load it.
     """
     config = _read_config(folder)
     num_heads, vocabulary = config.get("num_heads"), config.get("vocab_size")
@@ -218,12 +218,11 @@ def check_medusa(folder: Path, num_speculative_tokens: int) -> None:
             f"{num_speculative_tokens}, and vLLM would take random weights for the rest; set "
             f"num_speculative_tokens to {num_heads} or fewer"
         )
-    is_cut = config.get("truncated_vocab_size", vocabulary) != vocabulary
-    if is_cut and not config.get("original_lm_head"):
+    if config.get("truncated_vocab_size", vocabulary) != vocabulary:
         raise CheckpointError(
-            f"checkpoint {str(folder)!r} has Medusa heads of their own for "
-            f"{config['truncated_vocab_size']} of {vocabulary} tokens, which vLLM cannot load; set "
-            f"`draft_vocab_size` of the speculator to {vocabulary}"
+            f"checkpoint {str(folder)!r} has Medusa heads for {config['truncated_vocab_size']} of "
+            f"{vocabulary} tokens, which vLLM cannot load; set `draft_vocab_size` of the "
+            f"speculator to {vocabulary}"
         )
 
 

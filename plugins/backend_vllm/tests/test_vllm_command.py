@@ -133,8 +133,8 @@ MEDUSA = {"architectures": ["MedusaModel"], "num_heads": 3, "vocab_size": 320}
     [
         ({"num_heads": 2}, r"has 2 Medusa heads for num_speculative_tokens = 3, .* or fewer$"),
         (
-            {"truncated_vocab_size": 128, "original_lm_head": False},
-            r"own for 128 of 320 tokens, .* set `draft_vocab_size` of the speculator to 320$",
+            {"truncated_vocab_size": 128, "original_lm_head": True},
+            r"heads for 128 of 320 tokens, .* set `draft_vocab_size` of the speculator to 320$",
         ),
     ],
 )
@@ -149,7 +149,7 @@ def test_medusa_heads_that_vllm_would_not_load_are_refused(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"truncated_vocab_size": 128, "original_lm_head": True},
+        {"truncated_vocab_size": 320, "original_lm_head": True},
         {"truncated_vocab_size": 320, "original_lm_head": False},
         {"num_heads": 5},
     ],
