@@ -28,6 +28,7 @@ DRAFTING = {
     "training_steps": 3,
     "greedy_teacher": "argmax",
     "min_confidence": 0.0,
+    "min_node_confidence": 0.0,
     "export_dtype": "float32",
 }
 

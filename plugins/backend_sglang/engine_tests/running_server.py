@@ -61,7 +61,12 @@ class RunningServer:
             make_tiny_target(folder / "target", hidden_size=64, num_layers=5, seed=3)
         )
         self.speculator = Eagle3Speculator(
-            Eagle3Options(draft_vocab_size=192, export_dtype="float32", min_confidence=0.0),
+            Eagle3Options(
+                draft_vocab_size=192,
+                export_dtype="float32",
+                min_confidence=0.0,
+                min_node_confidence=0.0,
+            ),
             self.target,
         )
         self.weights = TargetWeights(self.target)

@@ -191,7 +191,7 @@ class Published:
         assert len(seen) > 10
 
 
-EAGLE3 = {"draft_vocab_size": 128, "min_confidence": 0}
+EAGLE3 = {"draft_vocab_size": 128, "min_confidence": 0, "min_node_confidence": 0}
 # vLLM 0.32 cannot load a part of the vocabulary; a run refuses it.
 MEDUSA = {
     "num_heads": NUM_SPECULATIVE_TOKENS,
@@ -268,7 +268,9 @@ def test_both_layouts_of_eagle3_draft_what_our_drafter_does(
 def test_a_drafter_in_the_layout_of_speculators_is_imported_as_vllm_reads_it(
     published: Published, folders: dict[str, str], served: Served, name: str
 ) -> None:
-    speculator = published.speculator("eagle3", start_from=folders[name], min_confidence=0)
+    speculator = published.speculator(
+        "eagle3", start_from=folders[name], min_confidence=0, min_node_confidence=0
+    )
     module = speculator.build_module(published.weights, ())
     published.require_equal_drafts(speculator, module, served(name))
     assert served("normed") != served("native"), "the residual makes a difference"
