@@ -60,7 +60,8 @@ class ToySpeculator(Speculator):
     def __init__(self, options: ToyOptions, target: TargetSpec) -> None:
         super().__init__(options, target)
         self.options: ToyOptions = options
-        self.topologies = frozenset({"chain" if options.num_siblings == 1 else "tree"})
+        if options.num_siblings > 1:
+            self.topologies = frozenset({"tree"})
 
     @property
     def needs(self) -> Needs:

@@ -19,7 +19,8 @@ from aurora_core.config import RunConfig
 def commands(pages) -> Iterator[tuple[str, list[str]]]:
     """Yield (page, words) of every shell command, of code blocks and of single backticks."""
     for page in pages.values():
-        lines = [line for block in page.blocks("sh") for line in block.splitlines()]
+        blocks = [block.replace("\\\n", " ") for block in page.blocks("sh")]
+        lines = [line for block in blocks for line in block.splitlines()]
         for line in (*lines, *page.inline_code):
             words = shlex.split(line, comments=True) if line.count("'") % 2 == 0 else []
             if words and (words[0].startswith(".venv/bin/") or words[0] in ("aurora", "make")):

@@ -83,7 +83,7 @@ def serve(
     return output, stats, trace
 
 
-def generate(engine: Engine, name: str, shadow: int | None) -> list[int]:
+def generate(engine: Engine, name: str, shadow: int | None = None) -> list[int]:
     token_ids: list[int] = []
     done = threading.Event()
 

@@ -272,7 +272,7 @@ def test_everything_the_core_registers_exists():
     }
     assert names == {
         "trace_sinks": {"spool"},
-        "swap_policies": {"always", "canary", "gate", "interval"},
+        "swap_policies": {"always", "canary", "gate", "interval", "shadow"},
     }
     for kind, registered in names.items():
         for name in registered:

@@ -251,7 +251,7 @@ async def test_poisoned_champion_is_rolled_back_in_20_requests_once_the_guard_is
 
 async def test_drift_that_began_before_a_restart_is_noticed_after_it(tmp_path):
     world = await promoted(tmp_path, AlwaysSwap(Options()))
-    world.backend._noise[2] = 0.1  # from now on it accepts nearly nothing
+    world.backend._noise["", 2] = 0.1  # from now on it accepts nearly nothing
     await world.serve(4)
     assert world.fresh_asked == 0
     world.restart(AlwaysSwap(Options()))
@@ -441,7 +441,7 @@ async def test_drift_asks_for_fresh_data_and_falls_back_to_what_did_better_there
     world.draft(3)
     await world.serve(110)
     assert world.live == 3 and world.fresh_asked == 0
-    world.backend._noise[3] = 0.1  # from now on it accepts nearly nothing
+    world.backend._noise["", 3] = 0.1  # from now on it accepts nearly nothing
     await world.serve(60)
     assert world.fresh_asked == 1
     [line] = world.lines("drift")
