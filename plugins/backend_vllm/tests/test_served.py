@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -178,7 +179,11 @@ async def test_a_full_sink_stays_within_its_bounds_and_costs_no_answer(
 ) -> None:
     prompts = [Prompt("test", f"Question {number}: why?") for number in range(16)]
     async with Endpoint(backend.url) as endpoint:
+        answers = await asyncio.gather(
+            *(endpoint.complete(prompt, RequestSettings(max_tokens=40)) for prompt in prompts)
+        )
         report = await check_lossless(endpoint, prompts, max_tokens=40, concurrency=8)
+    assert all(answer.num_output_tokens for answer in answers)
     assert (report.checked, report.mismatches) == (16, 0)
     deadline = anyio.current_time() + 60
     while (status := await backend.status()).traces_kept < 16 or not status.traces_shed:
