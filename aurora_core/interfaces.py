@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from aurora_core.errors import BackendError
-from aurora_core.lineages import LineageRule
 from aurora_core.records import (
     BackendStatus,
     DraftVersion,
@@ -32,6 +31,25 @@ from aurora_core.records import (
     Trace,
     Verdict,
 )
+from aurora_core.serve_plan import LineagePlan, ServePlan
+
+__all__ = [
+    "Backend",
+    "Component",
+    "DraftDistributions",
+    "DraftRequest",
+    "Drafter",
+    "LineagePlan",
+    "LossOutput",
+    "Options",
+    "Proposal",
+    "ServePlan",
+    "Speculator",
+    "SwapPolicy",
+    "TraceReader",
+    "TraceSink",
+    "TraceWriter",
+]
 
 if TYPE_CHECKING:
     import torch
@@ -318,53 +336,6 @@ class Backend(Component, ABC):
     @abstractmethod
     async def stop(self) -> None:
         """Release the engine. Callable twice, and after a failed `start`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServePlan:
-    """Everything an engine is told at start. Serialisable: it crosses a process boundary."""
-
-    target: TargetSpec
-    speculator: str
-    """Registered name."""
-    speculator_options: Mapping[str, object]
-    plugins: tuple[str, ...] | None
-    """Plugins to load in the engine process; None loads all installed."""
-    needs: Needs
-    num_speculative_tokens: int
-    versions_dir: str
-    """The only folder that drafters are loaded from."""
-    initial_version: DraftVersion | None
-    sink: str | None
-    """Registered name of the trace sink that the engine writes to; None records nothing."""
-    sink_options: Mapping[str, object]
-    run_dir: str
-    """Logs and sockets of the engine go below this folder."""
-    seed: int
-    observed_sink: str | None = None
-    """Registered name of a trace sink, with the same `sink_options`, that may be read at start:
-    drafters that learn by `observe` are shown what it holds. None reads nothing."""
-    lineages: tuple[LineagePlan, ...] = ()
-    """Further lineages beside the default one, which all of the above describes. Only given to
-    engines that provide `holds_lineages`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineagePlan:
-    """One lineage that an engine serves beside the default one. Fields as in `ServePlan`."""
-
-    rule: LineageRule
-    """Its name, and which requests are its own."""
-    speculator: str
-    speculator_options: Mapping[str, object]
-    needs: Needs
-    num_speculative_tokens: int
-    versions_dir: str
-    initial_version: DraftVersion | None
-    sink: str | None
-    sink_options: Mapping[str, object]
-    """Of a sink of its own: a lineage learns from the requests that it served."""
-    observed_sink: str | None = None
 
 
 class TraceSink(Component, ABC):

@@ -11,21 +11,22 @@ without drafts, would not get it, and not be told.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 from aurora_backend_sglang.engine.answer_statistics import AnswerStatistics
-from aurora_backend_sglang.engine.response_field import (
-    FieldSender,
-    Message,
-    ResponseField,
+from aurora_backend_sglang.engine.response_field import ResponseField
+from aurora_core.engine_process.asgi import (
+    Application,
+    Receive,
+    RewritingSender,
+    Scope,
     Send,
+    read_body,
+    replay,
+    respond,
     with_length,
 )
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 FIELD = "aurora"
 TOKEN_IDS = "return_token_ids"
@@ -137,7 +138,7 @@ class RequestFields:
         if scope["type"] != "http" or scope["method"] != "POST" or path not in LOOKED_INTO:
             await self._app(scope, receive, send)
             return
-        body = await _read_body(receive)
+        body = await read_body(receive)
         try:
             request = json.loads(body)
         except ValueError:  # SGLang's own answer to it is the right one
@@ -150,11 +151,11 @@ class RequestFields:
                 translated = translate(request, chat=chat, drafts_chains=self._drafts_chains)
                 body = json.dumps(translated).encode()
                 scope = {**scope, "headers": with_length(scope["headers"], len(body))}
-                send = FieldSender(send, self._field(request, chat=chat))
+                send = RewritingSender(send, self._field(request, chat=chat))
         except UnfitField as error:
             await _refuse(send, str(error))
             return
-        await self._app(scope, _replay(body, receive), send)
+        await self._app(scope, replay(body, receive), send)
 
     def _field(self, request: Mapping[str, Any], *, chat: bool) -> ResponseField:
         options = request.get("stream_options")
@@ -165,34 +166,6 @@ class RequestFields:
         )
 
 
-async def _read_body(receive: Receive) -> bytes:
-    parts = []
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return b"".join(parts)  # the client went away
-        parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives a body once, and then what the connection gives."""
-    given = False
-
-    async def replay() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay
-
-
 async def _refuse(send: Send, message: str) -> None:
     error = {"message": message, "type": "BadRequestError", "code": 400}
-    data = json.dumps({"object": "error", "error": error, **error}).encode()
-    headers = with_length([(b"content-type", b"application/json")], len(data))
-    await send({"type": "http.response.start", "status": 400, "headers": headers})
-    await send({"type": "http.response.body", "body": data})
+    await respond(send, 400, {"object": "error", "error": error, **error})

@@ -7,18 +7,18 @@ asked for `return_token_ids`, which SGLang refuses there, gets them from it as o
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-Message = MutableMapping[str, Any]
-Send = Callable[[Message], Awaitable[None]]
+from aurora_core.engine_process.asgi import Rewriting
+
 Take = Callable[[str], Mapping[str, Any] | None]
 
 _EXTENSION = "sglext"
 """SGLang's section."""
 
 
-class ResponseField:
+class ResponseField(Rewriting):
     """Rewrites one response."""
 
     def __init__(self, take: Take, *, chat_ids: bool = False, with_usage: bool = True) -> None:
@@ -76,60 +76,3 @@ class ResponseField:
         if section.get("input_ids"):
             chunk["prompt_token_ids"] = section["input_ids"]
         return True
-
-
-class FieldSender:
-    """Sends a response on, with the field in it."""
-
-    def __init__(self, send: Send, field: ResponseField) -> None:
-        """
-        Args:
-            send: of the connection.
-            field: for this response.
-        """
-        self._send, self._field = send, field
-        self._start: Message | None = None
-        self._is_stream = False
-        self._pending = b""
-
-    async def __call__(self, message: Message) -> None:
-        """Send one message of the response, or keep it until more is known."""
-        if message["type"] == "http.response.start":
-            kind = dict(message["headers"]).get(b"content-type", b"")
-            self._is_stream = kind.startswith(b"text/event-stream")
-            if self._is_stream:
-                await self._send(message)
-            else:
-                self._start = message  # its length is not known yet
-            return
-        if message["type"] != "http.response.body":
-            await self._send(message)
-            return
-        self._pending += message.get("body", b"")
-        more = bool(message.get("more_body"))
-        if self._is_stream:
-            await self._send({**message, "body": self._take_events(flush=not more)})
-        elif not more:
-            await self._send_whole(message)
-
-    def _take_events(self, *, flush: bool) -> bytes:
-        *events, self._pending = self._pending.split(b"\n\n")
-        ready = b"".join(self._field.add_to_event(event + b"\n\n") for event in events)
-        if flush:
-            ready, self._pending = ready + self._pending, b""
-        return ready
-
-    async def _send_whole(self, message: Message) -> None:
-        assert self._start is not None
-        body = self._pending
-        if self._start["status"] == 200:
-            body = self._field.add_to_body(body)
-        headers = with_length(self._start["headers"], len(body))
-        await self._send({**self._start, "headers": headers})
-        await self._send({**message, "body": body})
-
-
-def with_length(headers: Any, length: int) -> list[tuple[bytes, bytes]]:
-    """Return headers of a message whose body has become this long."""
-    kept = [(name, value) for name, value in headers if name.lower() != b"content-length"]
-    return [*kept, (b"content-length", str(length).encode())]
