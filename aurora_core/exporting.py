@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from aurora_core.errors import CheckpointError, ConfigError
 from aurora_core.versions import VersionStore
 
@@ -57,9 +59,10 @@ def export_version(
         for file in sorted(Path(draft.path).iterdir()):
             if file.name != _RECORD and not file.name.startswith("."):
                 shutil.copyfile(file, folder / file.name)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the latter is how safetensors tells of a disk
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"version {version} cannot be copied to {str(folder)!r}: {error.strerror}"
+            f"version {version} cannot be copied to {str(folder)!r}: {reason}"
         ) from error
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"version {version} has no config.json; publish it again")

@@ -6,6 +6,7 @@ A checkpoint is Lightning's own (weights, optimizer, scheduler, loops), with the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -44,7 +45,13 @@ class Checkpoints:
             OSError: it cannot be written; the earlier ones stay.
         """
         partial = self.folder / "checkpoint.partial"
-        trainer.save_checkpoint(partial)
+        try:
+            trainer.save_checkpoint(partial)
+        except OSError:
+            # Half a checkpoint would keep the last room of a full disk from all that still fits.
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
         if not trainer.is_global_zero:
             return
         with partial.open("rb") as file:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning
+from safetensors import SafetensorError
 
 from aurora_core.acceptance import holdout_acceptance_length
 from aurora_core.errors import CheckpointError
@@ -115,7 +116,7 @@ class PublishDraft(lightning.Callback):
         self._published_step, self._is_first = trainer.global_step, False
         try:
             draft, scores = self._score_and_stage(trainer)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:  # the latter is how safetensors tells of a disk
             log.warning("no version was published, training goes on: %s", error)
         else:
             self.replay.remember(draft.version, scores)

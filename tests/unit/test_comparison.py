@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import save_file
 
 from aurora_core.cli import main
 from aurora_core.comparison import as_text, figures
@@ -123,6 +125,16 @@ def test_what_cannot_be_exported_is_said(store, tmp_path, change, error, sentenc
             tmp_path / change.get("folder", "new"),
             formats=("module", "eagle3"),
             wanted=change.get("wanted"),
+        )
+
+
+def test_what_safetensors_says_of_a_disk_is_one_sentence(store, tmp_path):
+    def convert(checkpoint: Path, folder: Path) -> None:
+        save_file({"weight": np.ones(4)}, folder / "gone" / "model.safetensors")  # no OSError
+
+    with pytest.raises(ConfigError, match=r"cannot be copied to .*new': .*No such file or dir"):
+        export_version(
+            store, 1, tmp_path / "new", formats=(), wanted="other", converters={"other": convert}
         )
 
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import lightning
 import numpy as np
 import pytest
 import torch
@@ -200,6 +201,20 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_training(
     (Path(plan.learner_dir) / "checkpoint.partial").mkdir(parents=True)
     assert learn(plan).events[-1].step == 4
     assert "no checkpoint was written, training goes on" in caplog.text
+
+
+def test_half_a_checkpoint_does_not_keep_the_last_of_a_full_disk(
+    learn: Any, make_plan: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fill_up(trainer: lightning.Trainer, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(lightning.Trainer, "save_checkpoint", fill_up)
+    plan = make_plan("run", max_steps=2)
+    learn(plan)
+    assert "no checkpoint was written, training goes on" in caplog.text
+    assert not (Path(plan.learner_dir) / "checkpoint.partial").exists()
 
 
 def test_every_generator_continues_where_it_was() -> None:
