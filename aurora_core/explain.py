@@ -39,7 +39,7 @@ def read_config(run_dir: Path) -> RunConfig:
         raise ConfigError(
             f"there is no run in {str(run_dir)!r} (no resolved.yaml); give the directory of a run"
         ) from error
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValidationError) as error:
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{str(path)!r} cannot be read as the configuration of a run; start the run once more "
             "to write it anew"
@@ -91,7 +91,7 @@ def read_verdicts(run_dir: Path) -> list[dict[str, Any]]:
     """
     path = run_dir / "verdicts.jsonl"
     try:
-        text = path.read_text("utf-8")
+        content = path.read_bytes()
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -99,14 +99,14 @@ def read_verdicts(run_dir: Path) -> list[dict[str, Any]]:
             f"{str(path)!r} cannot be read: {error.strerror}; give the directory of a run"
         ) from error
     found: list[dict[str, Any]] = []
-    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+    for number, line in enumerate(content.splitlines(keepends=True), start=1):
         try:
             record = json.loads(line)
             if not isinstance(record, dict) or not {"kind", "time"} <= record.keys():
                 raise ValueError("not a record")
             found.append(record)
         except ValueError as error:
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 break  # the running controller is writing it
             raise ConfigError(
                 f"line {number} of {str(path)!r} is damaged; remove that line"

@@ -117,6 +117,16 @@ def test_a_line_that_is_no_record_is_damaged(run_dir, capsys, damage):
     assert status == 2 and "line 3 of" in printed.err and "is damaged" in printed.err
 
 
+def test_bytes_that_are_no_text_are_damage(run_dir, capsys):
+    with (run_dir / "verdicts.jsonl").open("ab") as file:
+        file.write(b'{"kind": "\xff\xfe\x00"}\n')
+    status, printed = explain(run_dir, capsys, "2")
+    assert status == 2 and "line 3 of" in printed.err and "is damaged" in printed.err
+    (run_dir / "resolved.yaml").write_bytes(b"config: \xff\xfe\x00")
+    status, printed = explain(run_dir, capsys, "2")
+    assert status == 2 and "cannot be read as the configuration of a run" in printed.err
+
+
 def test_a_run_that_has_decided_nothing_yet_says_so(run_dir, capsys):
     write(run_dir, {"kind": "swap", "time": 2.0, "version": -1})
     assert "there are verdicts on 2\n" in explain(run_dir, capsys, "9")[1].err
