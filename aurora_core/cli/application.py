@@ -6,6 +6,7 @@ stderr), 130 interrupted.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -48,6 +49,8 @@ _GROUPS: dict[str, typer.Typer] = {
     "plugins": plugins.application,
     "target": target.application,
 }
+_OF_THE_MACHINE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT})
+"""Permissions and full disks: no mistake in the code, wherever they are met."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,6 +113,11 @@ def _user_messages(error: BaseException) -> list[str] | None:
     """Return the sentences of an error that is the user's to mend, None for any other."""
     if isinstance(error, AuroraError):
         return [str(error)]
+    if isinstance(error, OSError) and error.filename and error.errno in _OF_THE_MACHINE:
+        return [
+            f"{str(error.filename)!r} cannot be used: {error.strerror}; correct that, or use "
+            "another folder"
+        ]
     if not isinstance(error, BaseExceptionGroup):
         return None
     messages: list[str] = []

@@ -166,6 +166,13 @@ def test_a_broken_plugin_is_mentioned_and_does_not_stop_a_run(install, controlle
         ),
         (ExceptionGroup("tasks", [BackendError("a"), ValueError("bug")]), 1, "ValueError: bug"),
         (RuntimeError("bug"), 1, "Traceback"),
+        (
+            PermissionError(13, "Permission denied", "runs/versions"),
+            2,
+            "aurora: 'runs/versions' cannot be used: Permission denied; correct that, or use ano",
+        ),
+        (OSError(28, "No space left on device", "runs"), 2, "'runs' cannot be used: No space left"),
+        (FileNotFoundError(2, "No such file or directory", "runs"), 1, "FileNotFoundError"),
         (KeyboardInterrupt(), 130, ""),
         (BaseExceptionGroup("tasks", [KeyboardInterrupt()]), 130, ""),
     ],
