@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
+import annotated_types
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
@@ -52,7 +53,7 @@ class TrafficSection(Section):
     """Requests per second; null sends the next one as soon as a slot is free."""
     max_tokens: int = Field(96, ge=1)
     """Output tokens per request."""
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(0.0, ge=0, le=2)
     """Sampling temperature; 0 is greedy."""
     lossless_every: int = Field(8, ge=0)
     """Every so many requests, repeat one without speculation and compare; 0 never does. Sampled
@@ -66,7 +67,7 @@ class FinalBenchSection(Section):
     """Held-out prompts to measure with; they are never sent as traffic."""
     max_tokens: int = Field(96, ge=1)
     """Output tokens per prompt."""
-    batch_sizes: tuple[int, ...] = Field((1,), min_length=1)
+    batch_sizes: tuple[Annotated[int, annotated_types.Ge(1)], ...] = Field((1,), min_length=1)
     """Numbers of requests decoded together; the first one gives `otps` in the report."""
 
 

@@ -9,7 +9,7 @@ import inspect
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
 from pydantic import BaseModel, ByteSize
@@ -79,6 +79,8 @@ def _type_name(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return " or ".join(_type_name(argument) for argument in arguments)
+    if origin is Annotated:
+        return ", ".join([_type_name(arguments[0]), *_bounds(arguments[1:])])
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in arguments)
     if origin is Mapping:

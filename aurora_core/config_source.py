@@ -39,6 +39,16 @@ class _PlainYaml(yaml.SafeLoader):
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
         return mapping
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            # PyYAML lets Python's own errors through, as of `!!int abc`.
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.MarkedYAMLError(
+                problem=f"{_describe(node.value)} is no {kind}", problem_mark=node.start_mark
+            ) from error
+
 
 for _tag, _pattern, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -79,7 +89,7 @@ def read(path: Path) -> str:
 def parse(text: str, source: str) -> dict[str, Any]:
     """Return the top-level mapping of a YAML text; an empty text is an empty mapping."""
     try:
-        values = yaml.load(text, Loader=_PlainYaml)
+        values = _load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not valid YAML: {_place(error)}") from error
     if values is None:
@@ -101,7 +111,7 @@ def override(values: dict[str, Any], assignment: str) -> dict[str, Any]:
             "for example learner.learning_rate=3e-4"
         )
     try:
-        value = yaml.load(text, Loader=_PlainYaml)
+        value = _load(text)
     except yaml.YAMLError as error:
         raise ConfigError(
             f"--set {assignment!r}: the value is not YAML: {_place(error)}"
@@ -123,6 +133,13 @@ def override(values: dict[str, Any], assignment: str) -> dict[str, Any]:
         section = inner
     section[keys[-1]] = value
     return result
+
+
+def _load(text: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_PlainYaml)
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply") from error
 
 
 def explain(error: ValidationError, model: type[BaseModel], source: str, *, root: str = "") -> str:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
+from aurora_core.config_section import StrictNumbers
 from aurora_core.errors import BackendError
 from aurora_core.records import (
     BackendStatus,
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from aurora_core.target.weights import TargetWeights
 
 
-class Options(BaseModel):
+class Options(StrictNumbers):
     """Base of every component's options: unknown keys are errors, values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

@@ -105,6 +105,15 @@ def test_every_field_is_described():
             "seed: input should be less than or equal to 4294967295, not 4294967296",
         ),
         ("seed=-1", "seed: input should be greater than or equal to 0, not -1"),
+        ("requests=true", "requests: a number is expected, not true"),
+        ("guard.max_loss=false", "guard.max_loss: a number is expected, not false"),
+        ("learner.learning_rate=.inf", "learner.learning_rate: input should be a finite number"),
+        ("traffic.temperature=3", "traffic.temperature: input should be less than or equal to 2"),
+        # Else it would be found out when the run has ended, at the cost of its report.
+        (
+            "final_bench.batch_sizes=[1, 0]",
+            "final_bench.batch_sizes[1]: input should be greater than or equal to 1, not 0",
+        ),
     ],
 )
 def test_a_wrong_setting_is_reported_at_its_path(assignment, line):
@@ -133,6 +142,11 @@ def test_every_wrong_setting_of_a_file_is_reported_at_once(tmp_path):
         ("a..b=1", "--set 'a..b=1' is not of the form key.path=value"),
         ("=1", "--set '=1' is not of the form key.path=value"),
         ("seed=[1", "--set 'seed=[1': the value is not YAML: expected ',' or ']'"),
+        ("seed=!!int x", "the value is not YAML: 'x' is no int (line 1, column 1)"),
+        ("seed=!!bool x", "the value is not YAML: 'x' is no bool (line 1, column 1)"),
+        ("seed=!!timestamp x", "the value is not YAML: 'x' is no timestamp (line 1, column 1)"),
+        (f"seed={'1' * 5000}", "the value is not YAML: '11111"),
+        (f"seed={'[' * 600}", "the value is not YAML: it is nested too deeply"),
         ("requests.x=1", "--set 'requests.x=1': requests is 400, not a section"),
         ("traffic.domains.x=1", "--set 'traffic.domains.x=1': traffic.domains is a list, not a "),
     ],
