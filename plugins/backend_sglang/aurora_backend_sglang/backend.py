@@ -238,7 +238,9 @@ class SglangBackend(Backend):
             await client.close()
         self._url = url
         self._client = ControlClient(url, self._token, timeout_s=self.options.control_timeout_s)
-        self._session = DrafterSession(self._client, pause=self.options.pause)
+        self._session = DrafterSession(
+            self._client, pause=self.options.pause, verify_target=self.options.verify_target
+        )
 
     def _note_end(self, reason: str) -> None:
         self._numbers.engine_ended()

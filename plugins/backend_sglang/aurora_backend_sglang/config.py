@@ -56,6 +56,11 @@ class SglangBackendOptions(Options):
     """What a swap does to running requests: `in_place` lets them wait where they are; `retract`
     reads them again with the new drafter, and empties the prefix cache. The first version after
     none always does the latter."""
+    verify_target: Literal["while_serving", "between_steps", "never"] | None = None
+    """How every swap is followed by a comparison of all of the target's weights with what they were
+    at the start: `while_serving` in a thread of the engine, while it decodes; `between_steps` by
+    SGLang's own check, for which decoding stands still; `never` not at all. If not set, the first
+    on a CPU, where it takes seconds, and the second on a GPU or with several ranks."""
 
     record: bool = True
     """Whether traces are written; false serves and measures only."""

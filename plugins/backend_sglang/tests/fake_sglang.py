@@ -30,6 +30,7 @@ INSTALLED = {
 }
 MODEL = "tiny"
 ACCEPTANCE_RATE = 0.6
+EMBEDDING = "model.embed_tokens.weight"
 
 
 def is_faulty(name: str) -> bool:
@@ -47,6 +48,8 @@ class FakeScheduler:
         self.may_run = asyncio.Event()
         self.may_run.set()
         self.in_session = False
+        self.num_checks = self.num_checks_done = 0
+        self.first_checksum = self.target_checksum()
         self.acknowledged = 0
         self.requests: list[dict[str, Any]] = []
         self.calls: list[str] = []
@@ -71,6 +74,7 @@ class FakeScheduler:
             "num_waiting": 0,
             "memory_mib": 64.0,
             "sink": {"num_traces": 3, "num_bytes": 9, "kept": 3, "shed": {"queue": 2}},
+            "target": self.target_state(),
             "finished": [one for one in self.requests if one["sequence"] > self.acknowledged],
         }
 
@@ -101,12 +105,23 @@ class FakeScheduler:
         }
         return True, f"{json.dumps(receipt)} Weight version updated to aurora-{self.live}."
 
-    def checksums(self) -> dict[str, str]:
-        target = self.checksum if is_faulty("target_changes") else "unchanged"
+    def target_state(self) -> dict[str, Any]:
+        """Say how far hashing the target has come; it takes until somebody asks twice."""
+        if is_faulty("not_hashed_aside"):
+            return {"possible": False}
+        changed = [EMBEDDING] if self.target_checksum() != self.first_checksum else []
+        done, self.num_checks_done = self.num_checks_done, self.num_checks
         return {
-            "model.embed_tokens.weight": hashlib.sha256(target.encode()).hexdigest(),
-            "draft.fc.weight": hashlib.sha256(self.checksum.encode()).hexdigest(),
+            "possible": True,
+            "num_asked": self.num_checks,
+            "num_done": done,
+            "num_changed": len(changed),
+            "changed": changed,
+            "failure": "ValueError: unreadable" if is_faulty("hashing_fails") else "",
         }
+
+    def target_checksum(self) -> str:
+        return self.checksum if is_faulty("target_changes") else "unchanged"
 
     async def answer(self, body: dict[str, Any], prompt: str) -> Any:
         """Answer one request, as `aurora_core.testing.fake_openai` asks for it."""
@@ -181,6 +196,7 @@ def application(scheduler: FakeScheduler | None, *, token: str = "") -> Any:
             return [False]
         if "aurora_requests_after" in values:
             scheduler.acknowledged = values["aurora_requests_after"]
+        scheduler.num_checks += int(values.get("aurora_check_target", 0))
         if values.get("aurora_without_drafter"):
             scheduler.live, scheduler.checksum = -1, ""
         return [True]
@@ -222,8 +238,8 @@ def application(scheduler: FakeScheduler | None, *, token: str = "") -> Any:
 
     @control("/weights_checker")
     async def weights_checker(body: dict[str, Any]) -> dict[str, Any]:
-        assert scheduler is not None and body == {"action": "checksum", "selector": "all"}
-        return {"success": True, "ranks": [{"checksums": scheduler.checksums()}]}
+        assert scheduler is not None and body == {"action": "checksum", "selector": "target"}
+        return {"ranks": [{"checksums": {EMBEDDING: scheduler.target_checksum()}}]}
 
     @app.post("/fake/crash")
     async def crash() -> None:
