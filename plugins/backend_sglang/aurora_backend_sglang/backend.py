@@ -67,6 +67,7 @@ class SglangBackend(Backend):
     def provides(self) -> Provides:
         """Return what stock SGLang with Aurora's plugin can do."""
         on_cpu = self.options.device == "cpu"
+        takes_plain = self.options.requests_without_drafts == "allow"
         return Provides(
             features=frozenset({"aux_hidden_states", "last_hidden_state", "target_logsumexp"}),
             branch_rows=True,
@@ -77,7 +78,7 @@ class SglangBackend(Backend):
                 {"greedy_always"} if on_cpu else {"greedy", "point_mass", "rejection"}
             ),
             num_resident_drafters=1,
-            request_routing=self.options.eagle_topk == 1,
+            request_routing=self.options.eagle_topk == 1 and takes_plain,
         )
 
     @property
@@ -214,7 +215,7 @@ class SglangBackend(Backend):
         assert self._client is not None and self._session is not None
         info = await self._client.info()
         check_version(info.version)
-        check_same_run(url, info, plan, eagle_topk=self.options.eagle_topk)
+        check_same_run(url, info, plan, self.options)
         await self._client.check_guarded()
         await self._session.begin()
         self._numbers.leave_out((await self._client.report(after=0)).finished)

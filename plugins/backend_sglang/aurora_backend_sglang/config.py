@@ -62,6 +62,12 @@ class SglangBackendOptions(Options):
     SGLang's own check, for which decoding stands still; `never` not at all. If not set, the first
     on a CPU, where it takes seconds, and the second on a GPU or with several ranks."""
 
+    requests_without_drafts: Literal["allow", "ignore", "refuse"] = "allow"
+    """What becomes of a request that asks for no drafts. It takes those beside it along, so any
+    client can slow down others: `ignore` drafts for it all the same, `refuse` answers 400. Nothing
+    is compared with decoding without drafts then: no `traffic.lossless_every`, no `final_bench`,
+    no `aurora bench`."""
+
     record: bool = True
     """Whether traces are written; false serves and measures only."""
     feature_dtype: Literal["bfloat16", "float32"] = "bfloat16"

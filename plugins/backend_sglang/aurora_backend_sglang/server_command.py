@@ -81,6 +81,7 @@ def engine_settings(
         sink_options=plan.sink_options,
         feature_dtype=options.feature_dtype,
         drafts_chains=options.eagle_topk == 1,
+        requests_without_drafts=options.requests_without_drafts,
         max_trace_tokens=options.max_trace_tokens,
     )
 

@@ -65,6 +65,7 @@ class FakeScheduler:
             "versions_dir": settings.versions_dir,
             "aux_layers": list(settings.needs.aux_layers),
             "num_speculative_tokens": settings.num_speculative_tokens,
+            "requests_without_drafts": settings.requests_without_drafts,
             "live_version": self.live,
             "checksum": self.checksum,
             "verification_rule": "greedy_always",
@@ -125,15 +126,19 @@ class FakeScheduler:
 
     async def answer(self, body: dict[str, Any], prompt: str) -> Any:
         """Answer one request, as `aurora_core.testing.fake_openai` asks for it."""
+        from aurora_core.records import NO_DRAFTER
         from aurora_core.testing.fake_openai import Answer
         from aurora_core.testing.simulated_request import simulate_request
         from aurora_core.wire import to_dict
 
         await self.may_run.wait()
+        wishes = (body.get("custom_params") or {}).get("aurora") or {}
+        may = self.settings.requests_without_drafts == "allow"
+        is_plain = may and wishes.get("drafter") == "none"
         request = simulate_request(
             body,
             prompt,
-            version=self.live,
+            version=NO_DRAFTER if is_plain else self.live,
             depth=self.settings.num_speculative_tokens,
             rate=ACCEPTANCE_RATE,
         )
@@ -161,6 +166,13 @@ def application(scheduler: FakeScheduler | None, *, token: str = "") -> Any:
     from aurora_core.testing.fake_openai import openai_application
 
     app = openai_application(scheduler or Stock(), model=MODEL, closing=lambda answer: {})
+    if scheduler is not None:
+        from aurora_backend_sglang.engine.answer_statistics import AnswerStatistics
+        from aurora_backend_sglang.engine.request_fields import RequestFields, refusal_of_plain
+
+        policy = scheduler.settings.requests_without_drafts
+        refusal = refusal_of_plain(policy, drafts_chains=scheduler.settings.drafts_chains)
+        app.add_middleware(RequestFields, statistics=AnswerStatistics(), refusal=refusal)
 
     def control(path: str) -> Any:
         async def check(request: fastapi.Request) -> None:

@@ -108,8 +108,9 @@ class EngineHalf:
             _guarded(recorder, lambda: recorder.prefill_read(batch, result.logits_output))
 
     def batch_begun(self, worker: Any, batch: Any, *args: Any, **options: Any) -> None:
-        """See what the requests of a batch wish; without requests there is nothing to wish."""
-        self.plain = tuple(wants_no_drafts(request) for request in batch.reqs)
+        """See what the requests of a batch wish, by whatever route they came."""
+        may = self.settings.requests_without_drafts == "allow"
+        self.plain = tuple(may and wants_no_drafts(request) for request in batch.reqs)
 
     def drafted(self, stock: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Take the time of drafting."""

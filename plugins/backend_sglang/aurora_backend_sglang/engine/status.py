@@ -57,6 +57,7 @@ class EngineReport:
     versions_dir: str
     aux_layers: tuple[int, ...]
     num_speculative_tokens: int
+    requests_without_drafts: str
     live_version: int
     checksum: str
     verification_rule: str
@@ -90,6 +91,7 @@ def describe(
         versions_dir=settings.versions_dir,
         aux_layers=settings.needs.aux_layers,
         num_speculative_tokens=settings.num_speculative_tokens,
+        requests_without_drafts=settings.requests_without_drafts,
         live_version=swap.version,
         checksum=swap.checksum,
         verification_rule=recorder.rule,
