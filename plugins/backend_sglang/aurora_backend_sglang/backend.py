@@ -12,18 +12,13 @@ from typing import ClassVar
 from aurora_backend_sglang.config import SglangBackendOptions
 from aurora_backend_sglang.control_client import ControlClient
 from aurora_backend_sglang.drafter_session import DrafterSession
-from aurora_backend_sglang.engine.settings import write_settings
 from aurora_backend_sglang.engine.status import EngineReport
 from aurora_backend_sglang.environment import check_environment, check_version
 from aurora_backend_sglang.same_run import check_same_run
-from aurora_backend_sglang.server_command import (
-    engine_settings,
-    server_command,
-    server_environment,
-)
-from aurora_backend_sglang.start_drafter import check_layers, prepare_drafter
+from aurora_backend_sglang.server_command import server_command, server_environment
+from aurora_backend_sglang.start_drafter import check_layers
+from aurora_backend_sglang.start_files import write_start_files
 from aurora_core.engine_process.engine_client import NoAnswer
-from aurora_core.engine_process.placeholder import make_placeholder
 from aurora_core.engine_process.ports import free_port
 from aurora_core.engine_process.restarts import RequestNumbers, version_in_force
 from aurora_core.engine_process.server import ServerProcess
@@ -180,17 +175,16 @@ class SglangBackend(Backend):
         # Not resolved: what a virtual environment is shows in the path of its interpreter alone.
         python = options.python.absolute()
         await check_environment(python)
-        run_dir = Path(plan.run_dir).absolute()
-        drafter = await self._drafter(plan, run_dir / "engine")
-        settings_path = run_dir / "engine" / "settings.json"
-        write_settings(engine_settings(plan, options, drafter=drafter), settings_path)
+        files = await write_start_files(plan, options)
         port = options.port or free_port(options.host)
         await self._connect(f"http://{options.host}:{port}")
         server = await ServerProcess.launch(
-            server_command(plan, options, drafter=drafter, port=port, python=python),
+            server_command(plan, options, drafter=files.drafter, port=port, python=python),
             name="SGLang",
-            environment=server_environment(options, settings_path=settings_path, token=self._token),
-            log_path=run_dir / "logs" / "engine.log",
+            environment=server_environment(
+                options, settings_path=files.settings, token=self._token
+            ),
+            log_path=Path(plan.run_dir).absolute() / "logs" / "engine.log",
             grace_s=options.stop_timeout_s,
         )
         assert self._client is not None and self._session is not None
@@ -203,12 +197,6 @@ class SglangBackend(Backend):
             await server.end()
             raise
         return server
-
-    async def _drafter(self, plan: ServePlan, folder: Path) -> Path:
-        if plan.initial_version is not None:
-            return prepare_drafter(Path(plan.initial_version.path), folder / "drafter", plan)
-        placeholder = await make_placeholder(plan, folder / "placeholder")
-        return prepare_drafter(placeholder, folder / "drafter", plan)
 
     async def _attach(self, url: str, plan: ServePlan) -> None:
         await self._connect(url)

@@ -23,7 +23,7 @@ class SglangBackendOptions(Options):
     """0 takes a free port."""
     url: str | None = None
     """Base URL of a running server to attach to; nothing is launched then. The server must have
-    been started as the guide to SGLang says."""
+    been started as `aurora sglang-command` prints it."""
     token: SecretStr | None = None
     """Token of the attached server's control routes: its `AURORA_CONTROL_TOKEN`."""
 

@@ -68,7 +68,8 @@ class ControlClient(EngineClient):
             raise BackendError(
                 f"the server at {self.url} runs without Aurora's recorder: either it was started "
                 "without AURORA_SGLANG_SETTINGS, or aurora-backend-sglang is not installed beside "
-                "SGLang, or its log says why the plugin failed"
+                "SGLang, or its log says why the plugin failed; start it as `aurora "
+                "sglang-command` prints it"
             )
         if section.get("protocol") != PROTOCOL:
             raise BackendError(

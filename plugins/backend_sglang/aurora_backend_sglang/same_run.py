@@ -38,5 +38,5 @@ def check_same_run(
         if has != wants:
             raise BackendError(
                 f"the server at {url} was started for another run: its {what} is {has!r}, "
-                f"expected {wants!r}; start it as the guide to SGLang says"
+                f"expected {wants!r}; start it as `aurora sglang-command` prints it"
             )

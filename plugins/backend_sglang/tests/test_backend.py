@@ -217,6 +217,21 @@ async def test_an_argument_of_auroras_own_is_refused(interpreter: Path, plan: Se
 
 
 @pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("--api-key=secret", "'--api-key', and SGLang asks for that key"),
+        ("--ssl-certfile", "'--ssl-certfile', and Aurora speaks plain HTTP"),
+    ],
+)
+async def test_an_argument_that_would_shut_the_controller_out_is_refused(
+    interpreter: Path, plan: ServePlan, argument: str, reason: str
+) -> None:
+    backend = SglangBackend(options(interpreter, arguments=(argument,)))
+    with pytest.raises(BackendError, match=f"{reason}.*a proxy before the server"):
+        await backend.start(plan)
+
+
+@pytest.mark.parametrize(
     "arguments",
     [("--speculative-algorithm", "NGRAM"), ("--speculative_algorithm=standalone",)],
 )
