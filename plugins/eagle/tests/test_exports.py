@@ -73,11 +73,14 @@ def test_a_target_from_a_hub_is_named_by_its_id(
 
 
 def test_weights_are_the_versions_bit_for_bit(
-    exported: Callable[..., dict[str, Any]], tmp_path: Path
+    exported: Callable[..., dict[str, Any]], weights: TargetWeights, tmp_path: Path
 ) -> None:
     exported("speculators", export_dtype="bfloat16")
     own = load_file(tmp_path / "version" / "model.safetensors")
     others = load_file(tmp_path / "out" / "model.safetensors")
+    embedding = others.pop("embed_tokens.weight")
+    assert embedding.dtype == weights.embed_tokens.dtype
+    assert torch.equal(embedding, weights.embed_tokens)
     assert len(own) == len(others) and "layers.0.hidden_norm.weight" in others
     for name, tensor in own.items():
         other = others[name.replace("midlayer.", "layers.0.")]
