@@ -8,8 +8,8 @@ that both see the machine in the same state; the server that is not asked does n
 random letters, and answers are sampled at a high temperature from a seed, so both servers must give
 the same tokens.
 
-Two processes of one program are not equally fast: where their memory lies makes a percent or two. In
-the end server A is asked for no drafts as well, and what differs then is the servers themselves.
+Two processes of one program are not equally fast: where their memory lies makes a percent or two.
+In the end server A is asked for no drafts as well, and what differs then is the servers themselves.
 """
 
 from __future__ import annotations

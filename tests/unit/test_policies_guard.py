@@ -246,9 +246,7 @@ def test_drafter_that_surely_accepts_next_to_nothing_is_off_before_anything_is_c
 
 
 def test_version_on_probation_that_accepts_next_to_nothing_is_rolled_back_at_once():
-    found = review(
-        since_swap=stats(1, **IDLE), serving=(stats(1, **IDLE), stats(2)), stored=(1, 2)
-    )
+    found = review(since_swap=stats(1, **IDLE), serving=(stats(1, **IDLE), stats(2)), stored=(1, 2))
     verdict = guard().decide(found)
     assert (verdict.action, verdict.version) == ("roll_back", 2)
 
