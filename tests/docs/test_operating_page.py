@@ -9,7 +9,8 @@ import pytest
 
 from aurora_core.controller.run_directory import RunDirectory
 from aurora_core.records import BackendStatus, RequestStats
-from aurora_core.tracking import REPORT_FILES, serving_metrics
+from aurora_core.serving_metrics import serving_metrics
+from aurora_core.tracking import REPORT_FILES
 
 PAGE = "docs/guides/operating.md"
 

@@ -87,6 +87,13 @@ def test_the_interface_serves_the_runs_store_on_loopback(tmp_path):
     assert (options["--host"], options["--port"]) == ("127.0.0.1", "5050")
 
 
+def test_the_interface_sends_no_telemetry_unless_told_to(monkeypatch):
+    monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
+    assert mlflow_ui.environment()["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "false")
+    assert mlflow_ui.environment()["MLFLOW_DISABLE_TELEMETRY"] == "false"
+
+
 def test_a_run_without_a_store_is_one_sentence(tmp_path):
     pytest.importorskip("flask", reason="the extra `ui` is not installed")
     with pytest.raises(ConfigError, match=r"has no MLflow store \(mlflow.db\); give the directory"):
