@@ -1,4 +1,4 @@
-"""What a batch of finished requests adds to the curves of a run in MLflow."""
+"""What finished requests add to the curves of a run in MLflow."""
 
 from __future__ import annotations
 
@@ -14,6 +14,29 @@ from aurora_core.acceptance import (
 from aurora_core.controller.evidence import is_live, mean_otps
 from aurora_core.records import NO_DRAFTER, RequestStats
 
+WINDOW_REQUESTS = 32
+"""Requests behind a point of acceptance and speed; curves of single requests are noise."""
+
+
+def last_requests(
+    before: Sequence[RequestStats], finished: Sequence[RequestStats]
+) -> tuple[RequestStats, ...]:
+    """Return the requests behind the next point: the last ones, and all that just finished.
+
+    Args:
+        before: what this returned the last time; empty at first.
+        finished: since then.
+    """
+    return (*before, *finished)[-max(WINDOW_REQUESTS, len(finished)) :]
+
+
+def load_metrics(finished: Sequence[RequestStats]) -> dict[str, float]:
+    """Return how much just finished."""
+    return {
+        "serve/num_requests": float(len(finished)),
+        "serve/num_output_tokens": float(sum(request.num_output_tokens for request in finished)),
+    }
+
 
 def serving_metrics(
     requests: Sequence[RequestStats],
@@ -21,14 +44,14 @@ def serving_metrics(
     live_version: int = NO_DRAFTER,
     num_positions: int = 0,
 ) -> dict[str, float]:
-    """Return pooled acceptance and mean speed of a batch of finished requests.
+    """Return pooled acceptance and mean speed of finished requests.
 
     Args:
         requests: at least one.
         live_version: version that is live, `NO_DRAFTER` for none. While one is, requests without a
-            drafter asked for none: they count for load and for the speed without speculation.
-        num_positions: draft positions with a rate at least. One at which nothing was drafted this
-            time has rate 0: left out, its curve would show the luckier batches only.
+            drafter asked for none: they count for the speed without speculation alone.
+        num_positions: draft positions with a rate at least. One at which nothing was drafted has
+            rate 0: left out, its curve would show the luckier requests only.
     """
     live = [request for request in requests if is_live(request, live_version)]
     plain = [request for request in requests if request.max_draft_version == NO_DRAFTER]
@@ -42,8 +65,6 @@ def serving_metrics(
     return metrics | {
         "serve/ttft_s": fmean(request.ttft_s for request in requests),
         "serve/batch_size": fmean(request.batch_size for request in requests),
-        "serve/num_requests": float(len(requests)),
-        "serve/num_output_tokens": float(sum(request.num_output_tokens for request in requests)),
     }
 
 

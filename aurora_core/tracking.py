@@ -2,8 +2,9 @@
 
 Metrics and their steps:
 
-    serve/*   one point per batch of finished requests; step = finished requests so far.
-              What asked for no speculation has a speed of its own and is left out of the others
+    serve/*   one point per batch of finished requests, over the last of them; step = finished
+              requests so far. What asked for no speculation has a speed of its own and is left out
+              of the others
     train/*   the learner's own; step = its optimizer steps
     swap/*    one point per swap; step = swaps so far
     report/*  the final figures, without what is a parameter or a curve already
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from aurora_core import hookimpl
 from aurora_core.controller.run_directory import without_secrets
-from aurora_core.mlflow_session import MlflowRun, MlflowSession
+from aurora_core.mlflow_session import CHARTS, MlflowRun, MlflowSession
 from aurora_core.model_registry import ModelRegistry
 from aurora_core.records import (
     NO_DRAFTER,
@@ -31,7 +32,7 @@ from aurora_core.records import (
     Verdict,
 )
 from aurora_core.report.figures import comparable_figures
-from aurora_core.serving_metrics import serving_metrics
+from aurora_core.serving_metrics import last_requests, load_metrics, serving_metrics
 from aurora_core.wire import to_dict
 
 if TYPE_CHECKING:
@@ -39,19 +40,6 @@ if TYPE_CHECKING:
 
 REPORT_FILES = ("report.json", "report.html", "verdicts.jsonl", "resolved.yaml")
 """Files of a run directory that are attached to the MLflow run when it ends."""
-
-CHARTS = """\
-| charts | horizontal axis |
-| --- | --- |
-| `serve/*`, `report/*` | finished requests |
-| `holdout/*`, `train/*`, `reward/*`, `live/*` | optimizer steps of the learner |
-| `verdict/*` | draft version |
-| `swap/*` | swaps so far |
-
-`acceptance_length`: tokens per verification step. `acceptance_at_2`: share of steps in which the
-second draft position was accepted. `otps`: output tokens per second of a request. `_s`, `_ms`,
-`_mib`: seconds, milliseconds, MiB."""
-"""Beside the charts, which name their axis `Step` and know no units."""
 
 _DECISIVE = ("promote", "roll_back", "drop", "disable_speculation")
 """Verdicts that end something, after which live figures are complete."""
@@ -103,6 +91,7 @@ class Tracking:
         self._live_version = live_version
         self._status: Any = "FINISHED"
         self._num_requests = self._num_swaps = self._num_verdicts = self._num_positions = 0
+        self._last_requests: tuple[RequestStats, ...] = ()
         self._last_verdict: tuple[int, str] | None = None
 
     def close(self, *, timeout_s: float = 60.0) -> bool:
@@ -136,15 +125,18 @@ class Tracking:
 
     @hookimpl
     def aurora_requests_finished(self, requests: list[RequestStats]) -> None:
-        """Log the acceptance and speed of the requests that just finished."""
+        """Log the acceptance and speed of the last requests, and how many just finished."""
         if requests:
             self._num_requests += len(requests)
             drafted = (len(request.accepted_per_position) for request in requests)
             self._num_positions = max(self._num_positions, *drafted)
+            self._last_requests = last_requests(self._last_requests, requests)
             metrics = serving_metrics(
-                requests, live_version=self._live_version, num_positions=self._num_positions
+                self._last_requests,
+                live_version=self._live_version,
+                num_positions=self._num_positions,
             )
-            self._log_metrics(metrics, self._num_requests)
+            self._log_metrics(metrics | load_metrics(requests), self._num_requests)
 
     @hookimpl
     def aurora_learner_progress(self, step: int, metrics: dict[str, float]) -> None:

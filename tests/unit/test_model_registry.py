@@ -279,7 +279,10 @@ def test_an_experiment_opens_with_the_pages_for_runs_and_models(tmp_path):
     session = MlflowSession(tmp_path, experiment="another")
     assert session.close(timeout_s=TIMEOUT_S)
     found = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}").get_experiment_by_name
-    assert found("another").tags["mlflow.experimentKind"] == "custom_model_development"
+    tags = found("another").tags
+    assert tags["mlflow.experimentKind"] == "custom_model_development"
+    # Shown above the charts, which have no names for their axes.
+    assert tags["mlflow.note.content"].startswith("Step: requests in `serve/*`")
 
 
 def test_store_that_cannot_be_opened_stops_nothing(tmp_path):
