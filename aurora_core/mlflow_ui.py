@@ -29,7 +29,7 @@ def command(run_dir: Path, *, port: int) -> list[str]:
     if not store.is_file():
         raise ConfigError(
             f"run directory {str(run_dir)!r} has no MLflow store (mlflow.db); give the directory "
-            "of a run, as in `aurora ui runs/quickstart`"
+            "of a run, as in `aurora ui --run-dir runs/quickstart`"
         )
     return [
         *(sys.executable, "-m", "mlflow", "server"),

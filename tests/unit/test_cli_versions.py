@@ -59,19 +59,19 @@ def test_versions_are_listed_with_their_use(run_dir):
 
 
 def test_versions_as_json(run_dir, capsys):
-    assert main(["versions", str(run_dir), "--json"]) == 0
+    assert main(["versions", "--run-dir", str(run_dir), "--json"]) == 0
     listing = json.loads(capsys.readouterr().out)
     assert listing["champion"] == 2
     assert [version["global_step"] for version in listing["versions"]] == [100, 200, 300]
 
 
 def test_a_run_without_versions_says_so(tmp_path, capsys):
-    assert main(["versions", str(tmp_path)]) == 0
+    assert main(["versions", "--run-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "no versions yet\n"
 
 
 def test_a_missing_run_directory_is_one_sentence(tmp_path, capsys):
-    assert main(["versions", str(tmp_path / "none")]) == 2
+    assert main(["versions", "--run-dir", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err.startswith(
         f"aurora: there is no run directory '{tmp_path}/none'; give the directory of a run, as in "
     )

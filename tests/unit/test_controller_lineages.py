@@ -185,9 +185,9 @@ def test_the_folder_of_a_lineage_is_a_run_directory(settings, capsys):
     second = folder_of(settings, "second")
     assert read_config(second).run_dir == second
     capsys.readouterr()
-    assert main(["versions", str(folder_of(settings))]) == 0
+    assert main(["versions", "--run-dir", str(folder_of(settings))]) == 0
     whole = capsys.readouterr().out
-    assert main(["versions", str(second), "--json"]) == 0
+    assert main(["versions", "--run-dir", str(second), "--json"]) == 0
     own = json.loads(capsys.readouterr().out)
     assert "lineage default" in whole and "lineage second" in whole and "lineage still" in whole
     assert own["champion"] == champions(settings)["second"]
