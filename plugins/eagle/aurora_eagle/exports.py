@@ -2,6 +2,7 @@
 
     sglang       native, with layer ids that mean what leaves a layer
     speculators  of the library of that name, which vLLM reads too, with ids of what enters a layer
+                 and the target's embedding: the library fills a missing one with random values
 
 Native versions, which need no conversion, have ids of what enters a layer, as vLLM takes them.
 Readers of a layout differ in what they take for a flag that is missing, so none is left out.
@@ -19,7 +20,9 @@ from safetensors.torch import load_file, save_file
 from aurora_core.checkpoint_tensors import WEIGHTS_FILE
 from aurora_core.errors import CheckpointError
 from aurora_core.records import TargetSpec
+from aurora_core.target.weights import TargetWeights
 from aurora_eagle.checkpoint import CONFIG_FILE
+from aurora_eagle.published import EMBEDDING
 
 SPECULATORS_VERSION = "0.9.0"
 """Version of the library whose layout is written."""
@@ -71,12 +74,14 @@ def export(
     Args:
         checkpoint: as `aurora_eagle.checkpoint.save` wrote it.
         folder: exists and is empty.
-        target: named in the layout of `speculators`, by its hub id or else its directory.
+        target: named in the layout of `speculators`, by its hub id or else its directory; its
+            embedding goes there too, in the dtype that the target stores it in.
         layout: `sglang` or `speculators`.
         num_speculative_tokens: written into the layout of `speculators`.
 
     Raises:
         CheckpointError: SGLang cannot serve this drafter.
+        TargetError: the target's embedding cannot be read.
     """
     config = json.loads((checkpoint / CONFIG_FILE).read_text(encoding="utf-8"))
     if layout == "sglang":
@@ -86,8 +91,41 @@ def export(
         config = _for_speculators(config, target, num_speculative_tokens)
         tensors = load_file(checkpoint / WEIGHTS_FILE)
         renamed = {name.replace("midlayer.", "layers.0."): t for name, t in tensors.items()}
+        renamed[EMBEDDING] = TargetWeights(target).embed_tokens.contiguous()
         save_file(renamed, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def serving_command(
+    folder: Path, *, layout: str, target: str, num_speculative_tokens: int
+) -> list[str]:
+    """Return program and arguments of the engine that serves a folder without Aurora.
+
+    Args:
+        folder: with a checkpoint in that layout.
+        layout: `eagle3`, `sglang` or `speculators`; there is none for others.
+        target: directory or hub id.
+        num_speculative_tokens: length of the chains.
+    """
+    if layout == "sglang":
+        return [
+            *("sglang", "serve", "--model-path", target),
+            *("--speculative-algorithm", "EAGLE3"),
+            *("--speculative-draft-model-path", str(folder)),
+            *("--speculative-num-steps", str(num_speculative_tokens)),
+            *("--speculative-eagle-topk", "1"),
+            # SGLang counts the root too.
+            *("--speculative-num-draft-tokens", str(num_speculative_tokens + 1)),
+        ]
+    if layout not in ("eagle3", "speculators"):
+        return []
+    # Without the method, vLLM guesses it from the folder's name.
+    drafting = {
+        "method": "eagle3",
+        "model": str(folder),
+        "num_speculative_tokens": num_speculative_tokens,
+    }
+    return ["vllm", "serve", target, "--speculative-config", json.dumps(drafting)]
 
 
 def _for_sglang(config: dict[str, Any], target: TargetSpec) -> dict[str, Any]:
