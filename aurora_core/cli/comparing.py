@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from aurora_core.cli.judging import RunDirectory, load_plugins
-from aurora_core.cli.versions import DEFAULT_RUN_DIRECTORY
+from aurora_core.cli.judging import load_plugins
+from aurora_core.cli.versions import DEFAULT_RUN_DIRECTORY, RunDirectory
 
 if TYPE_CHECKING:
     from aurora_core.config import RunConfig
