@@ -232,6 +232,41 @@ def test_speculation_stays_on_without_proof(changes):
     assert guard().decide(review(**fields)).action == "promote"  # what `always` says
 
 
+IDLE = {"length": 1.01, "spread": 0.01, "requests": 5}
+
+
+def test_drafter_that_surely_accepts_next_to_nothing_is_off_before_anything_is_compared():
+    verdict = guard().decide(review(since_swap=stats(1, **IDLE)))
+    assert verdict.action == "disable_speculation"
+    assert "makes 1.010 tokens per step, at most 1.04" in verdict.reason
+    assert verdict.numbers["accepted_upper_bound"] < 0.05
+    for options in ({"min_acceptance_length": 1}, {"disable_speculation": False}):
+        found = review(since_swap=stats(1, **IDLE))
+        assert guard(**options).decide(found).action == "promote"  # what `always` says
+
+
+def test_version_on_probation_that_accepts_next_to_nothing_is_rolled_back_at_once():
+    found = review(since_swap=stats(1, **IDLE), serving=(stats(1, **IDLE), stats(2)), stored=(1, 2))
+    verdict = guard().decide(found)
+    assert (verdict.action, verdict.version) == ("roll_back", 2)
+
+
+@pytest.mark.parametrize("change", [{"requests": 2}, {"spread": 0.1}, {"length": 1.06}])
+def test_drafter_stays_on_while_it_may_accept_something(change):
+    found = review(since_swap=stats(1, **(IDLE | change)))
+    assert guard().decide(found).action == "promote"
+
+
+def test_trial_of_a_drafter_that_accepts_next_to_nothing_ends_early():
+    again = Trial(
+        version=2, share=0.05, seconds=9.0, challenger=stats(2, **IDLE), live=stats(NO_DRAFTER)
+    )
+    found = evidence(draft(2), None, switched_off=off(99), can_route=True, trial=again)
+    verdict = guard().decide(found)
+    assert verdict.action == "drop" and "brings nothing at any price" in verdict.reason
+    assert verdict.reason.endswith("speculation stays off")
+
+
 def test_version_on_probation_that_accepts_less_is_rolled_back_to_the_best_stored_one():
     serving = (stats(1, length=1.1), stats(2, length=2.2), stats(3, length=2.6), stats(4, length=3))
     found = review(since_swap=stats(1, length=1.1), serving=serving, stored=(1, 2, 3))
