@@ -49,11 +49,21 @@ class Guard(SwapPolicy):
         if evidence.switched_off is not None and live is None:
             return self._try_again(evidence)
         if live is not None and candidate.version == live.version:
-            verdict = self._too_slow(evidence) or self._probation(evidence)
-            verdict = verdict or self._after_drift(evidence)
+            verdict = self._review(evidence) or self._after_drift(evidence)
             if verdict is not None:
                 return verdict
         return self.policy.decide(evidence)
+
+    def _review(self, evidence: Evidence) -> Verdict | None:
+        """Switch off or roll back; a version that took over from a better one is rolled back.
+
+        Switched off, speculation would be tried again with the bad one. What it is rolled back to
+        has no version before it, so that two that are both too slow do not take turns.
+        """
+        too_slow = self._too_slow(evidence)
+        if too_slow is not None and evidence.previous is None:
+            return too_slow
+        return self._probation(evidence) or too_slow
 
     def _too_slow(self, evidence: Evidence) -> Verdict | None:
         """Switch speculation off where decoding without it is surely faster."""
