@@ -27,7 +27,7 @@ from aurora_core import wire
 from aurora_core.acceptance import holdout_acceptance_length
 from aurora_core.config import ComponentSection
 from aurora_core.controller.run_directory import read_lines
-from aurora_core.errors import BackendError, ConfigError
+from aurora_core.errors import BackendError
 from aurora_core.experiments.arms import ARMS, champion_of, configure, lay_out
 from aurora_core.experiments.poison_clients import Clients
 from aurora_core.experiments.poison_report import (

@@ -8,6 +8,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from aurora_core.errors import BackendError
 from aurora_core.experiments.poison_report import Answer
 from aurora_core.traffic.completion import Completion, RequestFailed
 from aurora_core.traffic.endpoint import Endpoint, RequestSettings
@@ -16,6 +17,8 @@ from aurora_core.traffic.prompts import Prompt
 _POLL_S = 0.1
 _PAUSE_S = 0.5
 """After a request that failed: a server that is gone refuses at once."""
+_PATIENCE = 10
+"""Failures in a row after which a server counts as gone."""
 
 
 class Clients:
@@ -47,10 +50,20 @@ class Clients:
 
     @contextlib.asynccontextmanager
     async def asking(self, endpoint: Endpoint) -> AsyncIterator[None]:
-        """Keep asking while the block lasts; answers in flight are awaited at its end."""
+        """Keep asking while the block lasts; answers in flight are awaited at its end.
+
+        Raises:
+            BackendError: a prompt is not answered without speculation.
+        """
         for prompt in self._prompts:
             if prompt.text not in self._expected:
-                completion = await endpoint.complete(prompt, self._settings(plain=True))
+                try:
+                    completion = await endpoint.complete(prompt, self._settings(plain=True))
+                except RequestFailed as failure:
+                    raise BackendError(
+                        f"the server fails on a prompt without speculation: {failure}; its log "
+                        "lies beside its run directory"
+                    ) from failure
                 self._expected[prompt.text] = completion.token_ids or ()
         ending = asyncio.Event()
         self.began = time.time()
@@ -68,9 +81,18 @@ class Clients:
         Args:
             condition: given the number of answers since this was called.
             most: answers after which it is given up.
+
+        Raises:
+            BackendError: the server does not answer any more.
         """
         first = len(self.answers)
         while not condition(len(self.answers) - first):
+            latest = self.answers[-_PATIENCE:]
+            if len(latest) == _PATIENCE and all(one.error for one in latest):
+                raise BackendError(
+                    f"the last {_PATIENCE} requests failed, the last one with {latest[-1].error}; "
+                    "the log of the run lies beside its directory"
+                )
             if len(self.answers) - first >= most:
                 return False
             await asyncio.sleep(_POLL_S)

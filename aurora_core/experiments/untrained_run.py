@@ -5,22 +5,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from aurora_core.errors import AuroraError
-
 PUBLISHER = "aurora_core.experiments.publisher"
 
 
 def main(arguments: list[str]) -> int:
     """Run `python -m aurora_core.experiments.untrained_run CONFIG`; return the exit status."""
+    from aurora_core.cli.application import report_error
     from aurora_core.cli.run import load
     from aurora_core.controller.run import run
 
     try:
         settings, plugins = load(Path(arguments[0]), (), ())
         return run(settings, plugins, learner_module=PUBLISHER)
-    except AuroraError as error:
-        print(f"aurora: {error}", file=sys.stderr)
-        return 2
+    except BaseException as error:
+        return report_error(error)
 
 
 if __name__ == "__main__":
