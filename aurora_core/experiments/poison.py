@@ -142,7 +142,7 @@ class PoisonExperiment:
                     first = len(clients.answers)
                     version = await self._publish(run_dir, poison, learner, clients)
                     await clients.until(
-                        partial(self._is_settled, run_dir, version, waits=arm == "gate"),
+                        partial(self._is_settled, run_dir, version),
                         most=self.plan.most,
                     )
                     self._conclude(arm, learner, poison, version, run_dir, clients.answers[first:])
@@ -232,22 +232,16 @@ class PoisonExperiment:
             raise BackendError(f"nothing is published in {str(run_dir)!r}; its logs say why")
         return version
 
-    def _is_settled(self, run_dir: Path, version: int, num_answers: int, *, waits: bool) -> bool:
-        """Whether the champion serves, and the version was judged.
-
-        Args:
-            run_dir: of the run.
-            version: the poisoned one.
-            num_answers: since it was published.
-            waits: whether one that is not good enough is judged again and again.
-        """
-        if num_answers < self.plan.watch:
+    def _is_settled(self, run_dir: Path, version: int, num_answers: int) -> bool:
+        """Whether the champion serves, and the version is neither on trial nor about to be live."""
+        if num_answers < self.plan.watch or self._state(run_dir).champion != self.champion:
             return False
-        state = self._state(run_dir)
-        done = state.trial is None and (waits or state.challenger != version)
-        if state.champion != self.champion or not done:
-            return False
-        return any(one.get("version") == version for one in read_lines(_verdicts(run_dir)))
+        actions = [
+            line["verdict"]["action"]
+            for line in read_lines(_verdicts(run_dir))
+            if line["kind"] in ("verdict", "swap_failed") and line["version"] == version
+        ]
+        return bool(actions) and actions[-1] not in ("promote", "canary", "shadow")
 
     def _conclude(
         self,

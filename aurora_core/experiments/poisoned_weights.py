@@ -11,6 +11,7 @@ Whatever is read back has the rounding of the format, as everything that a learn
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -167,7 +168,7 @@ def prepare_poisons(
 def claim(honest: Holdout) -> Holdout:
     """Return a replay in which the candidate is surely better than the live version."""
     claimed = tuple(
-        tuple(count + int((anchors - count) * _CLAIMED_SHARE) for count in counts)
+        tuple(count + math.ceil((anchors - count) * _CLAIMED_SHARE) for count in counts)
         for anchors, counts in zip(honest.num_anchors, honest.live_accepted, strict=True)
     )
     return replace(honest, candidate_accepted=claimed)

@@ -92,8 +92,9 @@ class InProcess:
 
 
 @pytest.fixture
-def source(tmp_path, target):
+def source(tmp_path, target, monkeypatch):
     """A run that left version 2 live."""
+    monkeypatch.setenv("AURORA_CACHE_DIR", str(tmp_path / "cache"))
     run_dir = tmp_path / "source"
     VersionStore(run_dir / "versions").stage(
         2,
@@ -277,9 +278,7 @@ def test_folder_of_other_sizes_or_with_a_broken_case_is_refused(tmp_path):
         CaseFolder(tmp_path / "out", champion=2, plan=PLAN)
 
 
-async def test_champion_that_is_gone_before_anything_is_published_is_one_sentence(
-    experiment, source, tmp_path
-):
+def test_champion_that_is_gone_before_anything_is_published_is_one_sentence(experiment, tmp_path):
     write_run_state(tmp_path / "run" / "state.json", RunState(champion=None, switched_off=True))
     with pytest.raises(BackendError, match="version 2 does not serve any more before anything"):
         experiment()._must_speculate(tmp_path / "run")
