@@ -84,6 +84,9 @@ class GuardSection(Section):
     """Confidence of every such conclusion, over all looks together."""
     disable_speculation: bool = True
     """Whether speculation is switched off when decoding without it is surely faster."""
+    min_acceptance_length: float = Field(1.05, ge=1)
+    """A drafter that surely makes fewer tokens per step than this brings nothing, however cheap:
+    speculation is switched off without waiting for requests to compare with; 1 waits for them."""
     plain_share: float = Field(0.02, ge=0, le=0.5)
     """Share of the requests that are answered without speculation, so that its true worth is known;
     needs an engine that can route requests. Until ten were, it is 10 %, unless 0."""

@@ -25,8 +25,20 @@ logger = logging.getLogger(__name__)
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
-_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-"""MLflow's pages for runs and models; without it an experiment opens with those for agents."""
+CHARTS = """\
+Step: requests in `serve/*`; optimizer steps in `holdout/*`, `live/*`, `train/*`, `reward/*`; \
+version in `verdict/*`; swaps in `swap/*`.
+
+* `acceptance_length`: tokens per verification step; `acceptance_at_2`: share of steps in which the
+  second draft position was accepted
+* `otps`: output tokens per second of a request; `_s`, `_ms`, `_mib`: seconds, milliseconds, MiB
+"""
+"""MLflow's charts name their axis `Step` and know no units. It shows the first line above them."""
+_EXPERIMENT_TAGS = {
+    # MLflow's pages for runs and models; without it an experiment opens with those for agents.
+    "mlflow.experimentKind": "custom_model_development",
+    "mlflow.note.content": CHARTS,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def command(run_dir: Path, *, port: int) -> list[str]:
     if not store.is_file():
         raise ConfigError(
             f"run directory {str(run_dir)!r} has no MLflow store (mlflow.db); give the directory "
-            "of a run, as in `aurora ui runs/quickstart`"
+            "of a run, as in `aurora ui --run-dir runs/quickstart`"
         )
     return [
         *(sys.executable, "-m", "mlflow", "server"),
@@ -43,5 +43,9 @@ def command(run_dir: Path, *, port: int) -> list[str]:
 
 def environment() -> dict[str, str]:
     """Return the variables to start it with."""
-    # Its job runners are seven more processes, and outlive it.
-    return {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    return {
+        "MLFLOW_DISABLE_TELEMETRY": "true",  # as a run does; the environment may say otherwise
+        **os.environ,
+        # Its job runners are seven more processes, and outlive it.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }

@@ -8,32 +8,26 @@ A mirror: the version folders and `state.json` decide, so a registry that fails 
 
 from __future__ import annotations
 
-import logging
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aurora_core.acceptance import holdout_acceptance_length
 from aurora_core.records import DraftVersion, ServingStats, Verdict
+from aurora_core.version_figures import describe, figures, live_figures, parameters
 
 if TYPE_CHECKING:
     from aurora_core.mlflow_session import MlflowRun, MlflowSession
 
-logger = logging.getLogger(__name__)
+_MAX_TEXT_LENGTH = 4000
+_REGISTERED_MODEL = """\
+Versions of one drafter, as `aurora versions` lists them: `draft_version` is Aurora's number.
 
-_MAX_TAG_LENGTH = 4000
-_LOGGED_MODEL_PARAMS = (
-    *("draft_version", "parent", "speculator", "objective"),
-    *("global_step", "num_tokens_trained", "data_window"),
-)
-"""Tags that MLflow puts beside each other only where they are parameters too."""
-_REGISTRY_TAGS = (
-    *("draft_version", "parent", "speculator", "objective"),
-    *("global_step", "target_fingerprint", "checksum"),
-)
-"""The registry's table shows every tag in a line of its own; the logged model has all of them."""
+* `champion` is live, `previous` is where a roll back goes, `challenger` is the newest one that has
+  not gone live. Moving an alias here changes nothing: `aurora promote` and `aurora rollback` do.
+* To compare versions, tick some and choose Compare: each has a run of its own with its parameters
+  and figures. Charts of them are under Models of the experiment.
+"""
 
 
 class ModelRegistry:
@@ -109,15 +103,16 @@ class ModelRegistry:
 
     def _note(self, run: MlflowRun, draft: DraftVersion, verdict: Verdict) -> None:
         number = self._ensure_registered(run, draft)
-        for key, value in (("verdict", verdict.action), ("verdict_reason", verdict.reason)):
-            run.client.set_model_version_tag(self.name, number, key, value[:_MAX_TAG_LENGTH])
-        text = f"{describe(draft)}\n\n{verdict.action}: {verdict.reason}"
-        run.client.update_model_version(self.name, number, description=text[:_MAX_TAG_LENGTH])
+        run.client.set_model_version_tag(self.name, number, "verdict", verdict.action)
+        text = f"{describe(draft)}\n\n{verdict.action}: {verdict.reason}"[:_MAX_TEXT_LENGTH]
+        entry = run.client.update_model_version(self.name, number, description=text)
+        run.client.set_tag(str(entry.run_id), "mlflow.note.content", text)
 
     def _serve(self, run: MlflowRun, draft: DraftVersion, stats: ServingStats) -> None:
         number = self._ensure_registered(run, draft)
-        source = run.client.get_model_version(self.name, number).source
-        self._log(run, draft, str(source).removeprefix("models:/"), live_figures(stats))
+        entry = run.client.get_model_version(self.name, number)
+        model_id = str(entry.source).removeprefix("models:/")
+        self._log(run, draft, (model_id, str(entry.run_id)), live_figures(stats))
 
     def _retire(self, run: MlflowRun, draft: DraftVersion) -> None:
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
@@ -143,7 +138,7 @@ class ModelRegistry:
             from mlflow.exceptions import MlflowException
 
             try:
-                run.client.create_registered_model(self.name)
+                run.client.create_registered_model(self.name, description=_REGISTERED_MODEL)
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
@@ -157,16 +152,18 @@ class ModelRegistry:
 
     def _register(self, run: MlflowRun, draft: DraftVersion) -> str:
         """Log the version as a model, without a flavor, and add it to the registry."""
+        from mlflow.entities import LoggedModelOutput
+
         if not Path(draft.path).is_dir():  # MLflow would log a model without files
             raise FileNotFoundError(f"{draft.path} is gone")
         client = run.client
-        tags = _tags(draft)
+        name = f"{self._label}-v{draft.version:06d}"
         logged = client.create_logged_model(
             run.experiment_id,
-            name=f"{self._label}-v{draft.version:06d}",
+            name=name,
             source_run_id=run.run_id,
-            tags=tags,
-            params={key: tags[key] for key in _LOGGED_MODEL_PARAMS},
+            tags={"checksum": draft.checksum, "path": draft.path},
+            params=parameters(draft),
             model_type="drafter",
         )
         try:
@@ -175,98 +172,66 @@ class ModelRegistry:
             client.finalize_logged_model(logged.model_id, "FAILED")
             raise
         client.finalize_logged_model(logged.model_id, "READY")
-        self._log_figures(run, draft, logged.model_id)
+        client.log_outputs(run.run_id, [LoggedModelOutput(logged.model_id, draft.global_step)])
+        own_run_id = _create_own_run(run, draft, name)
+        self._log(run, draft, (logged.model_id, own_run_id), figures(draft))
         return str(
             client.create_model_version(
                 self.name,
                 source=f"models:/{logged.model_id}",
-                run_id=run.run_id,
-                tags={key: tags[key] for key in _REGISTRY_TAGS},
+                run_id=own_run_id,
+                tags={
+                    "draft_version": str(draft.version),
+                    "parent": "" if draft.parent is None else str(draft.parent),
+                    "checksum": draft.checksum,
+                },
                 description=describe(draft),
             ).version
         )
 
-    def _log_figures(self, run: MlflowRun, draft: DraftVersion, model_id: str) -> None:
-        self._log(run, draft, model_id, figures(draft))
-
     def _log(
-        self, run: MlflowRun, draft: DraftVersion, model_id: str, values: Mapping[str, float]
+        self,
+        run: MlflowRun,
+        draft: DraftVersion,
+        version_ids: tuple[str, str],
+        values: Mapping[str, float],
     ) -> None:
+        """Log figures where they are looked for: on the run's curves, the model, its own run."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        run.client.log_batch(
-            run.run_id,
-            metrics=[
-                Metric(key, value, now, draft.global_step, model_id=model_id)
-                for key, value in values.items()
-            ],
-        )
-
-
-def live_figures(stats: ServingStats) -> dict[str, float]:
-    """Return what a version did on live requests, as metrics."""
-    values = {
-        "live/num_requests": float(stats.num_requests),
-        "live/acceptance_length": stats.acceptance_length,
-        "live/otps": stats.otps,
-    }
-    for position, rate in enumerate(stats.acceptance_per_position, start=1):
-        values[f"live/acceptance_at_{position}"] = rate
-    for one in stats.by_batch_size:
-        values[f"live/otps_at_batch_size_{one.batch_size}"] = one.otps.mean
-    return values
-
-
-def describe(draft: DraftVersion) -> str:
-    """Return what the list of versions says about one, in a line.
-
-    The registry counts over everything that was ever registered, so its number of a version may be
-    another than Aurora's.
-    """
-    length = figures(draft).get("holdout/acceptance_length")
-    scored = "not scored" if length is None else f"held-out acceptance length {length:.2f}"
-    learned = f"{draft.speculator}, {draft.global_step} steps"
-    return f"Draft version {draft.version}: {scored}; {learned}"
-
-
-def figures(draft: DraftVersion) -> dict[str, float]:
-    """Return the finite metrics of a version, held-out acceptance lengths included."""
-    values = dict(draft.metrics)
-    holdout = draft.holdout
-    if holdout is not None and any(holdout.num_anchors):
-        values["holdout/acceptance_length"] = holdout_acceptance_length(
-            holdout.num_anchors, holdout.candidate_accepted
-        )
-        if holdout.live_accepted:
-            values["holdout/live_acceptance_length"] = holdout_acceptance_length(
-                holdout.num_anchors, holdout.live_accepted
+        model_id, own_run_id = version_ids
+        for run_id, model in ((run.run_id, model_id), (own_run_id, None)):
+            run.client.log_batch(
+                run_id,
+                metrics=[
+                    Metric(key, value, now, draft.global_step, model_id=model)
+                    for key, value in values.items()
+                ],
             )
-    return {key: float(value) for key, value in values.items() if math.isfinite(value)}
+
+
+def _create_own_run(run: MlflowRun, draft: DraftVersion, name: str) -> str:
+    """Create the run of a version, below the one that made it, and return its id.
+
+    The registry's page that compares versions shows the parameters and metrics of their runs: with
+    one run for all of them it would call any two versions identical.
+    """
+    from mlflow.entities import Param
+
+    created = int(draft.created * 1000)
+    own = run.client.create_run(
+        run.experiment_id,
+        start_time=created,
+        run_name=name,
+        tags={"mlflow.parentRunId": run.run_id, "mlflow.note.content": describe(draft)},
+    )
+    params = [Param(*item) for item in parameters(draft).items()]
+    run.client.log_batch(own.info.run_id, params=params)
+    run.client.set_terminated(own.info.run_id, end_time=created)
+    return str(own.info.run_id)
 
 
 def _identity(draft: DraftVersion) -> tuple[str, str]:
     """A folder of versions that was deleted begins to count anew; its weights differ then."""
     return str(draft.version), draft.checksum
-
-
-def _span(oldest: float, newest: float) -> str:
-    """Return two times as one readable span, in UTC."""
-    return " to ".join(
-        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when)) for when in (oldest, newest)
-    )
-
-
-def _tags(draft: DraftVersion) -> dict[str, str]:
-    return {
-        "draft_version": str(draft.version),
-        "parent": "" if draft.parent is None else str(draft.parent),
-        "speculator": draft.speculator,
-        "global_step": str(draft.global_step),
-        "num_tokens_trained": str(draft.num_tokens_trained),
-        "target_fingerprint": draft.target_fingerprint,
-        "checksum": draft.checksum,
-        "path": draft.path,
-        "objective": draft.objective,
-        "data_window": "" if draft.data_window is None else _span(*draft.data_window),
-    }

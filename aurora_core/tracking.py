@@ -2,8 +2,9 @@
 
 Metrics and their steps:
 
-    serve/*   one point per batch of finished requests; step = finished requests so far.
-              What asked for no speculation has a speed of its own and is left out of the others
+    serve/*   one point per batch of finished requests, over the last of them; step = finished
+              requests so far. What asked for no speculation has a speed of its own and is left out
+              of the others
     train/*   the learner's own; step = its optimizer steps
     swap/*    one point per swap; step = swaps so far
     report/*  the final figures, without what is a parameter or a curve already
@@ -14,21 +15,13 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from aurora_core import hookimpl
-from aurora_core.acceptance import (
-    acceptance_length,
-    acceptance_rate,
-    per_position,
-    sum_per_position,
-)
-from aurora_core.controller.evidence import is_live, mean_otps
 from aurora_core.controller.run_directory import without_secrets
-from aurora_core.mlflow_session import MlflowRun, MlflowSession
+from aurora_core.mlflow_session import CHARTS, MlflowRun, MlflowSession
 from aurora_core.model_registry import ModelRegistry
 from aurora_core.records import (
     NO_DRAFTER,
@@ -39,6 +32,7 @@ from aurora_core.records import (
     Verdict,
 )
 from aurora_core.report.figures import comparable_figures
+from aurora_core.serving_metrics import last_requests, load_metrics, serving_metrics
 from aurora_core.wire import to_dict
 
 if TYPE_CHECKING:
@@ -96,7 +90,8 @@ class Tracking:
         self._lineage = lineage
         self._live_version = live_version
         self._status: Any = "FINISHED"
-        self._num_requests = self._num_swaps = self._num_verdicts = 0
+        self._num_requests = self._num_swaps = self._num_verdicts = self._num_positions = 0
+        self._last_requests: tuple[RequestStats, ...] = ()
         self._last_verdict: tuple[int, str] | None = None
 
     def close(self, *, timeout_s: float = 60.0) -> bool:
@@ -111,7 +106,7 @@ class Tracking:
         names = {key: str(params.get(f"{key}.name", "")) for key in ("speculator", "backend")}
         summary = (
             f"{names['speculator']} on {names['backend']}, target {params.get('target')}, "
-            f"run directory `{run_dir}`"
+            f"run directory `{run_dir}`\n\n{CHARTS}"
         )
         tags = {**names, "run_dir": run_dir, "mlflow.note.content": summary}
         if self._lineage:
@@ -130,11 +125,18 @@ class Tracking:
 
     @hookimpl
     def aurora_requests_finished(self, requests: list[RequestStats]) -> None:
-        """Log the acceptance and speed of the requests that just finished."""
+        """Log the acceptance and speed of the last requests, and how many just finished."""
         if requests:
             self._num_requests += len(requests)
-            metrics = serving_metrics(requests, live_version=self._live_version)
-            self._log_metrics(metrics, self._num_requests)
+            drafted = (len(request.accepted_per_position) for request in requests)
+            self._num_positions = max(self._num_positions, *drafted)
+            self._last_requests = last_requests(self._last_requests, requests)
+            metrics = serving_metrics(
+                self._last_requests,
+                live_version=self._live_version,
+                num_positions=self._num_positions,
+            )
+            self._log_metrics(metrics | load_metrics(requests), self._num_requests)
 
     @hookimpl
     def aurora_learner_progress(self, step: int, metrics: dict[str, float]) -> None:
@@ -221,46 +223,6 @@ class Tracking:
 
         if finite:
             self.session.submit("logging metrics", log, droppable=True)
-
-
-def serving_metrics(
-    requests: Sequence[RequestStats], *, live_version: int = NO_DRAFTER
-) -> dict[str, float]:
-    """Return pooled acceptance and mean speed of a batch of finished requests.
-
-    Args:
-        requests: at least one.
-        live_version: version that is live, `NO_DRAFTER` for none. While one is, requests without a
-            drafter asked for none: they count for load and for the speed without speculation.
-    """
-    live = [request for request in requests if is_live(request, live_version)]
-    plain = [request for request in requests if request.max_draft_version == NO_DRAFTER]
-    metrics = {
-        "serve/num_requests": float(len(requests)),
-        "serve/num_output_tokens": float(sum(request.num_output_tokens for request in requests)),
-        "serve/ttft_s": fmean(request.ttft_s for request in requests),
-        "serve/batch_size": fmean(request.batch_size for request in requests),
-    }
-    if live:
-        metrics |= _acceptance_metrics(live)
-        metrics["serve/draft_version"] = float(max(request.max_draft_version for request in live))
-    for name, some in (("serve/otps", live), ("serve/otps_without_speculation", plain)):
-        if speed := mean_otps(some):
-            metrics[name] = speed
-    return metrics
-
-
-def _acceptance_metrics(requests: Sequence[RequestStats]) -> dict[str, float]:
-    accepted = sum_per_position(request.accepted_per_position for request in requests)
-    num_steps = sum(request.num_steps for request in requests)
-    num_drafted = sum(request.num_drafted for request in requests)
-    metrics = {
-        "serve/acceptance_length": acceptance_length(sum(accepted), num_steps),
-        "serve/acceptance_rate": acceptance_rate(sum(accepted), num_drafted),
-    }
-    for position, rate in enumerate(per_position(accepted, num_steps), start=1):
-        metrics[f"serve/acceptance_at_{position}"] = rate
-    return metrics
 
 
 def flatten(value: object, prefix: str = "") -> dict[str, Any]:

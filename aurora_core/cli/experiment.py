@@ -164,6 +164,9 @@ def random_text(
     guard: Annotated[
         bool, typer.Option("--guard/--no-guard", help="Whether speculation may be switched off.")
     ] = True,
+    controls: Annotated[
+        int, typer.Option(min=0, help="Prompts asked again in the end, without drafts on either.")
+    ] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Of prompts and sampling.")] = 0,
     plugin: PluginNames = None,
     override: Overrides = None,
@@ -187,6 +190,7 @@ def random_text(
             temperature=temperature,
             seed=seed,
             guarded=guard,
+            num_controls=controls,
             domains=tuple(domain or ("random",)),
         )
     )

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aurora_core.cli.versions import DEFAULT_RUN_DIRECTORY
+from aurora_core.cli.versions import DEFAULT_RUN_DIRECTORY, RunDirectory
 
 if TYPE_CHECKING:
     from aurora_core.plugins import Plugins
-
-RunDirectory = Annotated[
-    Path, typer.Option("--run-dir", metavar="DIR", help="Directory of the run.")
-]
 
 
 def explain(

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 DEFAULT_RUN_DIRECTORY = Path("runs/quickstart")
 
-RunDirectoryPath = Annotated[
-    Path, typer.Argument(metavar="RUN_DIR", help="Directory of a run.", show_default=True)
+RunDirectory = Annotated[
+    Path, typer.Option("--run-dir", metavar="DIR", help="Directory of the run.")
 ]
+"""The same for every command that looks at a run or acts on one."""
 
 
 def versions(
-    run_dir: RunDirectoryPath = DEFAULT_RUN_DIRECTORY,
+    run_dir: RunDirectory = DEFAULT_RUN_DIRECTORY,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the drafter versions of a run: steps, acceptance length, age, which one is live."""
@@ -35,7 +36,7 @@ def versions(
     if not run_dir.is_dir():
         raise ConfigError(
             f"there is no run directory {str(run_dir)!r}; give the directory of a run, as in "
-            f"`aurora versions {DEFAULT_RUN_DIRECTORY}`"
+            f"`aurora versions --run-dir {DEFAULT_RUN_DIRECTORY}`"
         )
 
     def read(folder: Path) -> tuple[RunState, tuple[DraftVersion, ...]]:
@@ -120,7 +121,7 @@ def _age(seconds: float) -> str:
 
 
 def ui(
-    run_dir: RunDirectoryPath = DEFAULT_RUN_DIRECTORY,
+    run_dir: RunDirectory = DEFAULT_RUN_DIRECTORY,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = 5000,
 ) -> None:
     """Show the metrics and versions of a run in MLflow's web interface, until Ctrl-C."""

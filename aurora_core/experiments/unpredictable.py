@@ -7,6 +7,9 @@ Each prompt is asked of both, one right after the other and in turns the one or 
 that both see the machine in the same state; the server that is not asked does nothing. Prompts are
 random letters, and answers are sampled at a high temperature from a seed, so both servers must give
 the same tokens.
+
+Two processes of one program are not equally fast: where their memory lies makes a percent or two.
+In the end server A is asked for no drafts as well, and what differs then is the servers themselves.
 """
 
 from __future__ import annotations
@@ -66,6 +69,10 @@ class LossReport:
     """Over the pairs that had drafts."""
     loss_after: Interval | None
     """Over the pairs without: noise, and whatever a switched-off drafter costs."""
+    loss_between_servers: Interval | None
+    """Over pairs in which neither had drafts because none were asked for; None without any."""
+    num_controls: int
+    """Of these pairs."""
     events: tuple[tuple[str, str], ...]
     """(action, reason) of every verdict that changed what is live."""
 
@@ -81,6 +88,7 @@ async def measure_loss(
     temperature: float,
     seed: int,
     guarded: bool = True,
+    num_controls: int = 0,
     domains: Sequence[str] = ("random",),
     on_pair: Callable[[int], None] = lambda number: None,
 ) -> LossReport:
@@ -96,6 +104,7 @@ async def measure_loss(
         temperature: of the sampling; 0 is greedy.
         seed: of prompts and sampling.
         guarded: whether the guard of the configuration is in force on server A.
+        num_controls: prompts asked once more in the end, without drafts on either server.
         domains: of the prompts.
         on_pair: called with the number of each pair that is done.
 
@@ -124,11 +133,25 @@ async def measure_loss(
             )
             pairs.append(await _ask_both(endpoints, prompt, settings, first=number % 2))
             on_pair(number + 1)
+        controls = []
+        for number, prompt in enumerate(prompts[:num_controls]):
+            settings = RequestSettings(
+                max_tokens=max_tokens,
+                temperature=temperature,
+                seed=seed + number,
+                record=False,
+                drafter="none",
+            )
+            controls.append(await _ask_both(endpoints, prompt, settings, first=number % 2))
     lines = read_lines(with_drafter / "verdicts.jsonl")
-    return summarise(pairs, _events(lines))
+    return summarise(pairs, _events(lines), controls)
 
 
-def summarise(pairs: Sequence[Pair], events: Sequence[tuple[str, str]] = ()) -> LossReport:
+def summarise(
+    pairs: Sequence[Pair],
+    events: Sequence[tuple[str, str]] = (),
+    controls: Sequence[Pair] = (),
+) -> LossReport:
     """Return the loss over some pairs, with intervals resampled over pairs.
 
     Raises:
@@ -145,6 +168,8 @@ def summarise(pairs: Sequence[Pair], events: Sequence[tuple[str, str]] = ()) -> 
         loss=loss,
         loss_while_drafting=_loss([pair for pair in pairs if pair.drafted]),
         loss_after=_loss([pair for pair in pairs if not pair.drafted]),
+        loss_between_servers=_loss(controls),
+        num_controls=len(controls),
         events=tuple(events),
     )
 
@@ -155,6 +180,7 @@ def as_markdown(report: LossReport) -> str:
         ("all", report.num_pairs, report.loss),
         ("with drafts", report.num_drafted, report.loss_while_drafting),
         ("without drafts", report.num_pairs - report.num_drafted, report.loss_after),
+        ("asked for none, in the end", report.num_controls, report.loss_between_servers),
     )
     lines = ["| requests | number | time lost against no speculation |", "| --- | --- | --- |"]
     for name, count, loss in rows:

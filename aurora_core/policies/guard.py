@@ -2,7 +2,8 @@
 
     a person pinned the live version   hold, whatever the policy says
     speculation is switched off        try again by a share of the requests, after a while
-    the live version is reviewed       probation -> roll back; slower than no drafter -> switch off;
+    the live version is reviewed       probation -> roll back; slower than no drafter, or next to
+                                       nothing accepted -> switch off;
                                        drift -> back to a stored version that did better
     anything else                      the policy's own verdict
 
@@ -16,11 +17,23 @@ from aurora_core.config import GuardSection
 from aurora_core.interfaces import Options, SwapPolicy
 from aurora_core.policies.canary import compare_trial, gets_no_requests
 from aurora_core.policies.gate import unfit
-from aurora_core.records import NO_DRAFTER, Drift, Evidence, ServingStats, Trial, Verdict
+from aurora_core.records import (
+    NO_DRAFTER,
+    Drift,
+    Evidence,
+    Sample,
+    ServingStats,
+    Trial,
+    Verdict,
+)
 
 _LEAST_PLAIN_REQUESTS = 3
 """Without a drafter every step makes one token: their speed hardly differs."""
 _LONGEST_COOLDOWN_S = 3600.0
+_LEAST_LOOKED_AT = 3
+"""Requests of hundreds of steps with drafts in each, of which next to none was accepted."""
+_ONE_TOKEN = Sample(count=10**9, mean=1.0)
+"""Tokens per step without drafts, which are known exactly."""
 
 
 class Guard(SwapPolicy):
@@ -55,15 +68,46 @@ class Guard(SwapPolicy):
         return self.policy.decide(evidence)
 
     def _review(self, evidence: Evidence) -> Verdict | None:
-        """Switch off or roll back; a version that took over from a better one is rolled back.
+        """Switch off or roll back.
 
-        Switched off, speculation would be tried again with the bad one. What it is rolled back to
-        has no version before it, so that two that are both too slow do not take turns.
+        A version that took over from a better one gives way to that one: switched off, it would be
+        the bad one that is tried again. What was rolled back to has no version before it, so that
+        two that are both bad do not take turns.
         """
-        too_slow = self._too_slow(evidence)
-        if too_slow is not None and evidence.previous is None:
-            return too_slow
-        return self._probation(evidence) or too_slow
+        off = self._accepts_nothing(evidence) or self._too_slow(evidence)
+        if off is None:
+            return self._probation(evidence)
+        if evidence.previous is None:
+            return off
+        return self._probation(evidence, goes_anyway=True) or off
+
+    def _accepts_nothing(self, evidence: Evidence) -> Verdict | None:
+        """Switch speculation off where drafts that cost nothing would bring nothing either.
+
+        A step with drafts never takes less time than one without, so tokens per step bound the
+        speed-up from above, and no request without speculation is needed to know.
+        """
+        options, live = self.guard, evidence.since_swap
+        if not options.disable_speculation or live is None:
+            return None
+        found = self._surely_idle(live)
+        if found is None:
+            return None
+        return Verdict(
+            action="disable_speculation",
+            reason=f"version {live.version} {_makes_next_to_nothing(found, options, live)}",
+            numbers=_bounds("accepted", found),
+        )
+
+    def _surely_idle(self, stats: ServingStats) -> Interval | None:
+        """Return the tokens per step of a drafter that are surely too few to be worth drafting."""
+        if stats.num_requests < _LEAST_LOOKED_AT:
+            return None
+        pairs = [(one.length, _ONE_TOKEN) for one in stats.by_label]
+        found = sequential_ratio(pairs, confidence=self.guard.confidence)
+        if found is None or found.upper >= self.guard.min_acceptance_length:
+            return None
+        return found
 
     def _too_slow(self, evidence: Evidence) -> Verdict | None:
         """Switch speculation off where decoding without it is surely faster."""
@@ -89,10 +133,17 @@ class Guard(SwapPolicy):
             },
         )
 
-    def _probation(self, evidence: Evidence) -> Verdict | None:
-        """Roll back a new version that accepts surely less than the best one before it."""
+    def _probation(self, evidence: Evidence, *, goes_anyway: bool = False) -> Verdict | None:
+        """Roll back a new version that accepts surely less than the best one before it.
+
+        Args:
+            evidence: of a review.
+            goes_anyway: it is surely not worth drafting with; then the better one need not be
+                surely better.
+        """
         options, live = self.guard, evidence.since_swap
-        if live is None or live.num_requests < options.min_requests:
+        min_requests = _LEAST_LOOKED_AT if goes_anyway else options.min_requests
+        if live is None or live.num_requests < min_requests:
             return None
         if evidence.num_requests_since_swap > options.probation_requests:
             return None
@@ -100,7 +151,9 @@ class Guard(SwapPolicy):
         if before is None:
             return None
         found = compare_lengths(live, before, confidence=options.confidence)
-        if found is None or found.upper >= 1 - options.max_loss:
+        if found is None:
+            return None
+        if (found.estimate if goes_anyway else found.upper) >= 1 - options.max_loss:
             return None
         return Verdict(
             action="roll_back",
@@ -214,6 +267,14 @@ class Guard(SwapPolicy):
                 "it, as it does when a drafter fails; speculation stays off",
                 numbers=numbers,
             )
+        idle = self._surely_idle(trial.challenger)
+        if idle is not None:
+            return Verdict(
+                action="drop",
+                reason=f"version {version} "
+                f"{_makes_next_to_nothing(idle, options, trial.challenger)}; speculation stays off",
+                numbers=numbers | _bounds("accepted", idle),
+            )
         if found is None or num_requests < options.min_requests:
             return Verdict(
                 action="canary",
@@ -242,6 +303,14 @@ def compare_lengths(
     """Return the ratio of tokens per step at equal tenant and route, None if they share none."""
     pairs = match_strata(above.by_label, below.by_label, "length")
     return sequential_ratio(pairs, confidence=confidence)
+
+
+def _makes_next_to_nothing(found: Interval, options: GuardSection, stats: ServingStats) -> str:
+    return (
+        f"makes {found.estimate:.3f} tokens per step, at most {found.upper:.3f} with "
+        f"{options.confidence:.0%} confidence over {stats.num_requests} requests: below "
+        f"{options.min_acceptance_length:.2f}, drafting brings nothing at any price"
+    )
 
 
 def _best_other(evidence: Evidence, live: ServingStats, min_requests: int) -> ServingStats | None:

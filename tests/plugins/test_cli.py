@@ -197,7 +197,7 @@ def test_an_error_raised_by_two_tasks_is_told_once(capsys):
             ["bench", "--url", "http://127.0.0.1:1", "--variant", "a: {seed: 1}"],
             "--variant needs engines that the benchmark starts itself, so leave --url out",
         ),
-        (["ui", "nowhere"], "run directory 'nowhere' has no MLflow store (mlflow.db)"),
+        (["ui", "--run-dir", "nowhere"], "run directory 'nowhere' has no MLflow store (mlflow.db)"),
     ],
 )
 def test_what_the_user_can_mend_is_one_sentence_and_exit_2(capsys, arguments, message):

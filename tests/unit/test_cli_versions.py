@@ -59,19 +59,19 @@ def test_versions_are_listed_with_their_use(run_dir):
 
 
 def test_versions_as_json(run_dir, capsys):
-    assert main(["versions", str(run_dir), "--json"]) == 0
+    assert main(["versions", "--run-dir", str(run_dir), "--json"]) == 0
     listing = json.loads(capsys.readouterr().out)
     assert listing["champion"] == 2
     assert [version["global_step"] for version in listing["versions"]] == [100, 200, 300]
 
 
 def test_a_run_without_versions_says_so(tmp_path, capsys):
-    assert main(["versions", str(tmp_path)]) == 0
+    assert main(["versions", "--run-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "no versions yet\n"
 
 
 def test_a_missing_run_directory_is_one_sentence(tmp_path, capsys):
-    assert main(["versions", str(tmp_path / "none")]) == 2
+    assert main(["versions", "--run-dir", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err.startswith(
         f"aurora: there is no run directory '{tmp_path}/none'; give the directory of a run, as in "
     )
@@ -85,6 +85,13 @@ def test_the_interface_serves_the_runs_store_on_loopback(tmp_path):
     options = dict(zip(command[4::2], command[5::2], strict=True))
     assert options["--backend-store-uri"] == f"sqlite:///{tmp_path}/mlflow.db"
     assert (options["--host"], options["--port"]) == ("127.0.0.1", "5050")
+
+
+def test_the_interface_sends_no_telemetry_unless_told_to(monkeypatch):
+    monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
+    assert mlflow_ui.environment()["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "false")
+    assert mlflow_ui.environment()["MLFLOW_DISABLE_TELEMETRY"] == "false"
 
 
 def test_a_run_without_a_store_is_one_sentence(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aurora_core.mlflow_session import MlflowSession
-from aurora_core.model_registry import ModelRegistry, describe
+from aurora_core.model_registry import ModelRegistry
 from aurora_core.records import (
     DraftVersion,
     Holdout,
@@ -21,6 +21,7 @@ from aurora_core.records import (
     Verdict,
 )
 from aurora_core.testing.mlflow_store import copy_empty_store
+from aurora_core.version_figures import describe, figures
 from aurora_core.versions import VersionStore
 
 mlflow = pytest.importorskip("mlflow")
@@ -52,6 +53,19 @@ def stage(run_dir: Path, content: bytes | None = None, **metrics: float) -> Draf
             candidate_accepted=((6, 2), (4, 0)),
             live_accepted=(),
         ),
+    )
+
+
+def served(draft: DraftVersion) -> ServingStats:
+    speed = Sample(count=3, mean=40.0, variance=4.0)
+    return ServingStats(
+        version=draft.version,
+        num_requests=3,
+        num_output_tokens=90,
+        acceptance_length=2.25,
+        otps=40.0,
+        acceptance_per_position=(0.75, 0.5),
+        by_batch_size=(TrafficSlice(length=Sample(), otps=speed, batch_size=4),),
     )
 
 
@@ -92,23 +106,70 @@ def test_published_version_has_files_figures_and_links(tmp_path, registry, clien
     registry.publish(draft)
     assert registry.flush(TIMEOUT_S)
     entry = client.get_model_version_by_alias(NAME, "challenger")
+    assert entry.tags == {"draft_version": "2", "parent": "1", "checksum": draft.checksum}
+    logged = client.get_logged_model(entry.source.removeprefix("models:/"))
     expected = {
         "draft_version": "2",
         "parent": "1",
         "global_step": "20",
+        "num_tokens_trained": "100",
         "target_fingerprint": "target",
-        "checksum": draft.checksum,
         "speculator": "toy",
     }
-    assert expected.items() <= entry.tags.items()
-    logged = client.get_logged_model(entry.source.removeprefix("models:/"))
-    figures = {metric.key: (metric.value, metric.step) for metric in logged.metrics}
-    assert figures == {"train/loss": (1.5, 20), "holdout/acceptance_length": (1.6, 20)}
+    assert expected.items() <= logged.params.items()
+    assert {metric.key: (metric.value, metric.step) for metric in logged.metrics} == {
+        "holdout/acceptance_length": (1.6, 20),
+        "holdout/acceptance_at_1": (0.5, 20),
+        "holdout/acceptance_at_2": (0.1, 20),
+        "train/loss": (1.5, 20),
+    }
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
     files = mlflow.artifacts.download_artifacts(f"models:/{NAME}@challenger")
     assert Path(files).is_relative_to(tmp_path / "mlartifacts")
     assert (Path(files) / "model.safetensors").read_bytes() == b"2"
     assert (Path(files) / "version.json").exists()
+
+
+def test_versions_differ_where_the_registry_compares_them(tmp_path, session, registry, client):
+    """Its page shows parameters and metrics of the runs that the versions are registered with."""
+    drafts = stage(tmp_path, **{"train/loss": 2.0}), stage(tmp_path, **{"train/loss": 1.0})
+    for draft in drafts:
+        registry.publish(draft)
+    registry.note_serving(drafts[1], served(drafts[1]))
+    registry.note_verdict(drafts[1], Verdict(action="promote", reason="better"))
+    assert registry.flush(TIMEOUT_S)
+    entries = {one.version: one for one in client.search_model_versions(f"name = '{NAME}'")}
+    first, second = (client.get_run(entries[number].run_id) for number in (1, 2))
+    assert first.data.params["global_step"] == "10" and second.data.params["global_step"] == "20"
+    assert first.data.metrics["train/loss"] == 2.0 and second.data.metrics["train/loss"] == 1.0
+    assert "live/otps" not in first.data.metrics and second.data.metrics["live/otps"] == 40.0
+    assert second.data.tags["mlflow.note.content"].endswith("promote: better")
+    assert (second.info.status, second.info.run_name) == ("FINISHED", "draft-v000002")
+    # The table of runs folds them up below the run that made them, which keeps the curves.
+    assert second.data.tags["mlflow.parentRunId"] == session.run_id
+    curve = client.get_metric_history(session.run_id, "holdout/acceptance_length")
+    assert [point.step for point in curve] == [10, 20]
+    made = client.get_run(session.run_id).outputs.model_outputs
+    assert [f"models:/{one.model_id}" for one in made] == [entries[1].source, entries[2].source]
+
+
+def test_registered_model_says_what_its_aliases_mean(registry, client):
+    registry.set_live(None, None)
+    assert registry.flush(TIMEOUT_S)
+    description = client.get_registered_model(NAME).description
+    assert all(f"`{alias}`" in description for alias in ("champion", "previous", "challenger"))
+
+
+def test_figures_of_a_version_are_its_own_with_the_held_out_ones_first(tmp_path):
+    of_the_learner = {"train/memory_mib": 900.0, "train/tokens_per_s": 9.0, "reward/version_1": 0.4}
+    draft = stage(tmp_path, **of_the_learner, **{"train/loss": 1.5, "holdout/num_traces": 2.0})
+    assert list(figures(draft)) == [
+        "holdout/acceptance_length",
+        "holdout/acceptance_at_1",
+        "holdout/acceptance_at_2",
+        "holdout/num_traces",
+        "train/loss",
+    ]
 
 
 def test_aliases_follow_swaps(tmp_path, registry, client):
@@ -137,42 +198,29 @@ def test_verdict_stands_beside_its_version(tmp_path, registry, client):
     registry.publish(draft)
     registry.note_verdict(draft, Verdict(action="hold", reason="x" * 9000))
     assert registry.flush(TIMEOUT_S)
-    tags = client.get_model_version_by_alias(NAME, "challenger").tags
-    assert tags["verdict"] == "hold"
-    assert set(tags["verdict_reason"]) == {"x"}
+    entry = client.get_model_version_by_alias(NAME, "challenger")
+    assert entry.tags["verdict"] == "hold"
+    assert entry.description.endswith("xxx") and len(entry.description) <= 4000
 
 
 def test_the_list_of_versions_says_what_each_is(tmp_path, registry, client):
     draft = stage(tmp_path)
     registry.publish(draft)
     assert registry.flush(TIMEOUT_S)
-    first_line = "Draft version 1: held-out acceptance length 1.60; toy, 10 steps"
+    first_line = "Acceptance length 1.60 held out; draft version 1, toy, 10 optimizer steps"
     assert client.get_model_version_by_alias(NAME, "challenger").description == first_line
     registry.note_verdict(draft, Verdict(action="hold", reason="not better"))
     assert registry.flush(TIMEOUT_S)
     entry = client.get_model_version_by_alias(NAME, "challenger")
     assert entry.description == f"{first_line}\n\nhold: not better"
     unscored = dataclasses.replace(draft, holdout=None)
-    assert describe(unscored) == "Draft version 1: not scored; toy, 10 steps"
+    assert describe(unscored) == "Not scored; draft version 1, toy, 10 optimizer steps"
 
 
 def test_live_figures_stand_beside_the_held_out_ones(tmp_path, registry, client):
     draft = stage(tmp_path)
     registry.publish(draft)
-    speed = Sample(count=3, mean=40.0, variance=4.0)
-    slice_of_one = TrafficSlice(length=Sample(), otps=speed, batch_size=4)
-    registry.note_serving(
-        draft,
-        ServingStats(
-            version=draft.version,
-            num_requests=3,
-            num_output_tokens=90,
-            acceptance_length=2.25,
-            otps=40.0,
-            acceptance_per_position=(0.75, 0.5),
-            by_batch_size=(slice_of_one,),
-        ),
-    )
+    registry.note_serving(draft, served(draft))
     assert registry.flush(TIMEOUT_S)
     [version] = client.search_model_versions(f"name = '{NAME}'")
     model = client.get_logged_model(str(version.source).removeprefix("models:/"))
@@ -201,7 +249,8 @@ def test_later_run_on_the_same_store_continues_the_mirror(tmp_path, client):
         assert session.close(timeout_s=TIMEOUT_S)
         assert session.num_failed == 0
     assert len(client.search_model_versions(f"name = '{NAME}'")) == 1
-    assert len(client.search_runs(["1"])) == 2
+    parents = [run.data.tags.get("mlflow.parentRunId") for run in client.search_runs(["1"])]
+    assert parents.count(None) == 2 and len(parents) == 3
 
 
 def test_retired_version_loses_its_files_and_keeps_its_figures(tmp_path, registry, client):
@@ -230,7 +279,10 @@ def test_an_experiment_opens_with_the_pages_for_runs_and_models(tmp_path):
     session = MlflowSession(tmp_path, experiment="another")
     assert session.close(timeout_s=TIMEOUT_S)
     found = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}").get_experiment_by_name
-    assert found("another").tags["mlflow.experimentKind"] == "custom_model_development"
+    tags = found("another").tags
+    assert tags["mlflow.experimentKind"] == "custom_model_development"
+    # Shown above the charts, which have no names for their axes.
+    assert tags["mlflow.note.content"].startswith("Step: requests in `serve/*`")
 
 
 def test_store_that_cannot_be_opened_stops_nothing(tmp_path):

@@ -269,7 +269,7 @@ async def test_versions_that_are_all_too_slow_do_not_take_turns(tmp_path):
     await world.serve(20)
     assert world.live == 3
     world.backend._noise["", 2] = world.backend._noise["", 3] = 0.0
-    await world.serve(60)
+    await world.serve(150)
     assert world.live == NO_DRAFTER
     assert world.actions().count("roll_back") <= 1
 

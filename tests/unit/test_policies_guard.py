@@ -232,6 +232,66 @@ def test_speculation_stays_on_without_proof(changes):
     assert guard().decide(review(**fields)).action == "promote"  # what `always` says
 
 
+IDLE = {"length": 1.01, "spread": 0.01, "requests": 5}
+
+
+def test_drafter_that_surely_accepts_next_to_nothing_is_off_before_anything_is_compared():
+    verdict = guard().decide(review(since_swap=stats(1, **IDLE)))
+    assert verdict.action == "disable_speculation"
+    assert "makes 1.010 tokens per step, at most 1.04" in verdict.reason
+    assert verdict.numbers["accepted_upper_bound"] < 0.05
+    for options in ({"min_acceptance_length": 1}, {"disable_speculation": False}):
+        found = review(since_swap=stats(1, **IDLE))
+        assert guard(**options).decide(found).action == "promote"  # what `always` says
+
+
+def test_version_on_probation_that_accepts_next_to_nothing_is_rolled_back_at_once():
+    found = {
+        "since_swap": stats(1, **IDLE), "serving": (stats(1, **IDLE), stats(2)), "stored": (1, 2),
+    }  # fmt: skip
+    verdict = guard().decide(review(previous=draft(3), **found))
+    assert (verdict.action, verdict.version) == ("roll_back", 2)
+    # What was itself rolled back to is switched off: two that accept nothing do not take turns.
+    assert guard().decide(review(**found)).action == "disable_speculation"
+
+
+@pytest.mark.parametrize(
+    ("before", "previous", "action"),
+    [(2.2, 2, "roll_back"), (2.2, None, "disable_speculation"), (2.0, 2, "disable_speculation")],
+)
+def test_version_that_is_too_slow_gives_way_to_the_better_one_that_it_took_over_from(
+    before, previous, action
+):
+    """The better one need not be surely better: the other one goes anyway."""
+    slow = stats(1, otps=40.0)
+    found = review(
+        since_swap=slow,
+        without_speculation=stats(NO_DRAFTER, otps=50.0),
+        serving=(slow, stats(2, length=before)),
+        stored=(1, 2),
+        previous=None if previous is None else draft(previous),
+    )
+    verdict = guard().decide(found)
+    assert verdict.action == action
+    assert verdict.version == (2 if action == "roll_back" else None)
+
+
+@pytest.mark.parametrize("change", [{"requests": 2}, {"spread": 0.1}, {"length": 1.06}])
+def test_drafter_stays_on_while_it_may_accept_something(change):
+    found = review(since_swap=stats(1, **(IDLE | change)))
+    assert guard().decide(found).action == "promote"
+
+
+def test_trial_of_a_drafter_that_accepts_next_to_nothing_ends_early():
+    again = Trial(
+        version=2, share=0.05, seconds=9.0, challenger=stats(2, **IDLE), live=stats(NO_DRAFTER)
+    )
+    found = evidence(draft(2), None, switched_off=off(99), can_route=True, trial=again)
+    verdict = guard().decide(found)
+    assert verdict.action == "drop" and "brings nothing at any price" in verdict.reason
+    assert verdict.reason.endswith("speculation stays off")
+
+
 def test_version_on_probation_that_accepts_less_is_rolled_back_to_the_best_stored_one():
     serving = (stats(1, length=1.1), stats(2, length=2.2), stats(3, length=2.6), stats(4, length=3))
     found = review(since_swap=stats(1, length=1.1), serving=serving, stored=(1, 2, 3))

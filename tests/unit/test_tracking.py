@@ -19,8 +19,9 @@ from aurora_core.records import (
     SwapReceipt,
     Verdict,
 )
+from aurora_core.serving_metrics import WINDOW_REQUESTS, last_requests, serving_metrics
 from aurora_core.testing.mlflow_store import copy_empty_store
-from aurora_core.tracking import Tracking, flatten, serving_metrics
+from aurora_core.tracking import Tracking, flatten
 
 mlflow = pytest.importorskip("mlflow")
 TIMEOUT_S = 120.0
@@ -117,6 +118,31 @@ def test_serving_metrics_are_pooled_over_requests():
     assert "serve/otps" not in serving_metrics([request(1, num_output_tokens=1, decode_s=0.0)])
 
 
+def test_a_position_that_nothing_was_drafted_at_has_rate_0(run):
+    """Were it left out, the curve would be that of the batches in which it was reached."""
+    run.hook.aurora_requests_finished(requests=[request(1)])
+    later = [request(number, accepted_per_position=(3,)) for number in range(WINDOW_REQUESTS)]
+    run.hook.aurora_requests_finished(requests=later)
+    client, stored = run.closed()
+    assert history(client, stored, "serve/acceptance_at_2") == [(1, 0.4), (33, 0.0)]
+
+
+def test_a_point_is_of_the_last_requests_and_counts_what_just_finished(run):
+    run.hook.aurora_requests_finished(requests=[request(1)])
+    run.hook.aurora_requests_finished(requests=[request(2, accepted_per_position=(0, 0))])
+    client, stored = run.closed()
+    assert history(client, stored, "serve/acceptance_length") == [(1, 2.2), (2, 1.6)]
+    assert history(client, stored, "serve/num_requests") == [(1, 1.0), (2, 1.0)]
+
+
+def test_the_last_requests_are_all_that_just_finished_at_least():
+    older = [request(number) for number in range(WINDOW_REQUESTS)]
+    newer = [request(number) for number in range(40, 43)]
+    assert last_requests(older, newer) == (*older[3:], *newer)
+    many = [request(number) for number in range(2 * WINDOW_REQUESTS)]
+    assert last_requests(older, many) == tuple(many)
+
+
 def test_requests_without_speculation_on_purpose_have_a_speed_of_their_own():
     plain = request(
         2, min_draft_version=NO_DRAFTER, max_draft_version=NO_DRAFTER, num_drafted=0,
@@ -126,7 +152,6 @@ def test_requests_without_speculation_on_purpose_have_a_speed_of_their_own():
     assert metrics["serve/acceptance_length"] == pytest.approx(1 + 6 / 5)
     assert metrics["serve/acceptance_at_1"] == pytest.approx(4 / 5)
     assert (metrics["serve/otps"], metrics["serve/otps_without_speculation"]) == (5.0, 2.5)
-    assert metrics["serve/num_requests"] == 2
     alone = serving_metrics([plain], live_version=2)
     assert not {"serve/acceptance_length", "serve/otps", "serve/draft_version"} & alone.keys()
     before = serving_metrics([plain])  # no drafter is live: this is the live traffic
@@ -165,7 +190,9 @@ def test_configuration_is_logged_without_secrets(run, tmp_path):
     assert stored.data.params["many.key149"] == "149"
     assert "hunter2" not in str(stored.data.params)
     assert (stored.data.tags["backend"], stored.data.tags["run_dir"]) == ("torch", str(tmp_path))
-    assert stored.data.tags["mlflow.note.content"].startswith("toy on torch, target quickstart")
+    note = stored.data.tags["mlflow.note.content"]
+    assert note.startswith("toy on torch, target quickstart")
+    assert "requests in `serve/*`" in note
 
 
 def test_run_directories_in_one_store_have_a_champion_each(tmp_path, monkeypatch):
@@ -209,7 +236,7 @@ def test_swaps_and_verdicts_are_logged_and_versions_registered(run, tmp_path):
     kept = [file.path for file in client.list_artifacts(stored.info.run_id, "verdicts")]
     assert kept == ["verdicts/00001-v000001-hold.json", "verdicts/00002-v000001-promote.json"]
     challenger = client.get_model_version_by_alias("aurora-drafter", "challenger")
-    assert challenger.tags["verdict_reason"] == "better"
+    assert challenger.description.endswith("promote: better")
 
 
 def test_report_is_attached_and_its_figures_are_metrics(run, tmp_path):

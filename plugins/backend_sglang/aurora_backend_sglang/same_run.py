@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from aurora_backend_sglang.config import SglangBackendOptions
 from aurora_backend_sglang.control_client import ServerInfo
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import ServePlan
 
 
-def check_same_run(url: str, info: ServerInfo, plan: ServePlan, *, eagle_topk: int) -> None:
+def check_same_run(
+    url: str, info: ServerInfo, plan: ServePlan, options: SglangBackendOptions
+) -> None:
     """Compare what a server says of itself with what a run would have started.
 
     Args:
         url: of the server, for the message.
         info: what it says.
         plan: of the run.
-        eagle_topk: branches that the run is configured for.
+        options: of the run.
 
     Raises:
         BackendError: the first thing that differs.
@@ -25,10 +28,15 @@ def check_same_run(url: str, info: ServerInfo, plan: ServePlan, *, eagle_topk: i
         ("folder of versions", running.versions_dir, plan.versions_dir),
         ("layers to record", running.aux_layers, plan.needs.aux_layers),
         ("draft depth", running.num_speculative_tokens, plan.num_speculative_tokens),
-        ("number of branches", info.eagle_topk, eagle_topk),
+        ("number of branches", info.eagle_topk, options.eagle_topk),
+        (
+            "rule for requests without drafts",
+            running.requests_without_drafts,
+            options.requests_without_drafts,
+        ),
     ):
         if has != wants:
             raise BackendError(
                 f"the server at {url} was started for another run: its {what} is {has!r}, "
-                f"expected {wants!r}; start it as the guide to SGLang says"
+                f"expected {wants!r}; start it as `aurora sglang-command` prints it"
             )

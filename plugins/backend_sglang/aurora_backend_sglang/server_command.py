@@ -27,6 +27,7 @@ RESERVED = (
     "--custom-weight-loader",
     "--speculative-algorithm",
     "--speculative-draft-model-path",
+    "--speculative-draft-model",
     "--speculative-num-steps",
     "--speculative-eagle-topk",
     "--speculative-num-draft-tokens",
@@ -36,6 +37,14 @@ RESERVED = (
     "--dp-size",
 )
 """Arguments of the server that Aurora sets, or that its half does not work with."""
+
+NOT_REACHED = {
+    "--api-key": "SGLang asks for that key where Aurora reads what the engine says of itself",
+    "--ssl-certfile": "Aurora speaks plain HTTP with the server",
+    "--grpc-mode": "Aurora speaks HTTP with the server",
+    "--smg-grpc-mode": "Aurora speaks HTTP with the server",
+}
+"""Arguments with which the controller would not reach the server, and why."""
 
 WITHOUT_LEARNING = {
     "NGRAM": "drafts from SGLang's own table of n-grams",
@@ -81,6 +90,7 @@ def engine_settings(
         sink_options=plan.sink_options,
         feature_dtype=options.feature_dtype,
         drafts_chains=options.eagle_topk == 1,
+        requests_without_drafts=options.requests_without_drafts,
         max_trace_tokens=options.max_trace_tokens,
     )
 
@@ -177,6 +187,11 @@ def check_arguments(arguments: Sequence[str]) -> None:
         name = name.replace("_", "-")
         if name == "--speculative-algorithm":
             check_algorithm(value or "".join(arguments[number + 1 : number + 2]))
+        if name in NOT_REACHED:
+            raise BackendError(
+                f"`backend.arguments` names {name!r}, and {NOT_REACHED[name]}; leave it out, and "
+                "let a proxy before the server do that for clients"
+            )
         if name in RESERVED:
             raise BackendError(
                 f"`backend.arguments` names {name!r}, which Aurora sets itself or cannot work "

@@ -26,7 +26,9 @@ def test_loss_weighs_requests_by_their_time():
     report = summarise(
         [pair(1.2, 1.0), pair(3.0, 3.0, drafted=False), pair(1.0, 1.0, drafted=False, same=False)],
         [("disable_speculation", "it is slower")],
+        [pair(1.02, 1.0, drafted=False)],
     )
+    assert report.loss_between_servers.estimate == pytest.approx(0.02)
     assert report.loss.estimate == pytest.approx(0.04)
     assert report.loss.lower == 0.0 and report.loss.upper == pytest.approx(0.2)
     assert report.loss_while_drafting.estimate == pytest.approx(0.2)
@@ -34,6 +36,7 @@ def test_loss_weighs_requests_by_their_time():
     assert (report.num_pairs, report.num_drafted, report.num_different) == (3, 1, 1)
     text = as_markdown(report)
     assert "| all | 3 | +4.0% [+0.0%, +20.0%] |" in text and "it is slower" in text
+    assert "| asked for none, in the end | 1 | +2.0% [+2.0%, +2.0%] |" in text
 
 
 def test_nothing_answered_is_one_sentence():
@@ -51,10 +54,11 @@ async def test_each_prompt_is_asked_of_both_servers(tmp_path, monkeypatch):
     report = await measure_loss(
         make_config(tmp_path / "unused"), plugins, source=tmp_path / "source",
         folder=tmp_path / "out", num_requests=6, max_tokens=12, temperature=1.5, seed=0,
-        on_pair=done.append,
+        num_controls=2, on_pair=done.append,
     )  # fmt: skip
     assert serving.served == ["with-drafter", "without"] and done == [1, 2, 3, 4, 5, 6]
     assert (report.num_pairs, report.num_drafted, report.num_different) == (6, 6, 0)
+    assert report.num_controls == 2
     # The guard may switch it off: nobody pinned it.
     assert not read_run_state(tmp_path / "out" / "with-drafter" / "state.json").pinned
 
