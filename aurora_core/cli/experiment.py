@@ -196,3 +196,90 @@ def random_text(
     )
     write_json(out / ("guarded.json" if guard else "unguarded.json"), wire.to_dict(report))
     print(as_markdown(report))
+
+
+@application.command()
+def poison(
+    config: ConfigPath = None,
+    source: SourceRun = DEFAULT_RUN_DIRECTORY,
+    out: OutFolder = Path("results/poison"),
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="gate, canary, always; all without it."),
+    ] = None,
+    learner: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="honest, lying; both without it.")
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="noise, noise on top, shuffled, turned round, zeros; all without it.",
+        ),
+    ] = None,
+    watch: Annotated[
+        int, typer.Option(min=1, help="Requests after each publication, at least.")
+    ] = 24,
+    most: Annotated[
+        int, typer.Option(min=1, help="Requests after which a case is left as it is.")
+    ] = 200,
+    warm_up: Annotated[
+        int, typer.Option(min=1, help="Requests before the first publication.")
+    ] = 16,
+    canary_share: Annotated[
+        float, typer.Option(min=0.01, max=0.5, help="Of the requests, on trial.")
+    ] = 0.3,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at once.")] = 2,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Output tokens per request.")] = 48,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Different prompts.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Of prompts and noise.")] = 0,
+    plugin: PluginNames = None,
+    override: Overrides = None,
+) -> None:
+    """Publish spoiled versions of a run's champion on purpose: does any stay live, and how long?"""
+    import asyncio
+
+    from aurora_core.experiments.poison import PoisonExperiment
+    from aurora_core.experiments.poison_report import (
+        ARMS,
+        LEARNERS,
+        PoisonPlan,
+        Wanted,
+        as_markdown,
+    )
+    from aurora_core.experiments.poisoned_weights import POISONS
+
+    settings, plugins = load(config, plugin or (), override or ())
+    wanted = Wanted(
+        arms=_known("arm", arm, ARMS),
+        learners=_known("learner", learner, LEARNERS),
+        poisons=_known("kind", kind, POISONS),
+    )
+    plan = PoisonPlan(
+        concurrency=concurrency,
+        max_tokens=max_tokens,
+        num_prompts=num_prompts,
+        warm_up=warm_up,
+        watch=watch,
+        most=most,
+        canary_share=canary_share,
+        seed=seed,
+    )
+    experiment = PoisonExperiment(settings, plugins, plan, source=source, folder=out)
+    text = as_markdown(asyncio.run(experiment.run(wanted)))
+    (out / "table.md").write_text(text + "\n", encoding="utf-8")
+    print(text)
+
+
+def _known(what: str, names: list[str] | None, all_names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names in their own order, all of them if none is given.
+
+    Raises:
+        ConfigError: there is no such name.
+    """
+    from aurora_core.errors import ConfigError
+
+    for name in names or ():
+        if name not in all_names:
+            raise ConfigError(f"there is no {what} {name!r}; there are {', '.join(all_names)}")
+    return tuple(name for name in all_names if names is None or name in names)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +60,9 @@ def as_server(config: RunConfig, plugins: Plugins, *, run_dir: Path, seed: int) 
 
 
 @contextlib.asynccontextmanager
-async def serve(config: RunConfig) -> AsyncIterator[str]:
+async def serve(
+    config: RunConfig, *, command: Sequence[str] = ("aurora_core", "run")
+) -> AsyncIterator[str]:
     """Start `aurora run`, yield its base URL once it answers, and end it with Ctrl-C's effect.
 
     Beside the run directory lie `NAME.yaml`, the configuration, and `NAME.log`, what was printed.
@@ -68,6 +70,7 @@ async def serve(config: RunConfig) -> AsyncIterator[str]:
 
     Args:
         config: from `as_server`.
+        command: what `python -m` starts; the path of the configuration follows.
 
     Raises:
         BackendError: it does not come up, or ends by itself; the message has its last line.
@@ -81,7 +84,7 @@ async def serve(config: RunConfig) -> AsyncIterator[str]:
     with log_path.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *guard,
-            *(sys.executable, "-m", "aurora_core", "run", str(path)),
+            *(sys.executable, "-m", *command, str(path)),
             stdin=asyncio.subprocess.PIPE,
             stdout=log,
             stderr=asyncio.subprocess.STDOUT,

@@ -62,15 +62,27 @@ class Guard(SwapPolicy):
         if evidence.switched_off is not None and live is None:
             return self._try_again(evidence)
         if live is not None and candidate.version == live.version:
-            verdict = self._accepts_nothing(evidence) or self._too_slow(evidence)
-            verdict = verdict or self._probation(evidence, min_requests=self.guard.min_requests)
-            verdict = verdict or self._after_drift(evidence)
+            verdict = self._review(evidence) or self._after_drift(evidence)
             if verdict is not None:
                 return verdict
         return self.policy.decide(evidence)
 
+    def _review(self, evidence: Evidence) -> Verdict | None:
+        """Switch off or roll back.
+
+        A version that took over from a better one gives way to that one: switched off, it would be
+        the bad one that is tried again. What was rolled back to has no version before it, so that
+        two that are both bad do not take turns.
+        """
+        off = self._accepts_nothing(evidence) or self._too_slow(evidence)
+        if off is None:
+            return self._probation(evidence)
+        if evidence.previous is None:
+            return off
+        return self._probation(evidence, goes_anyway=True) or off
+
     def _accepts_nothing(self, evidence: Evidence) -> Verdict | None:
-        """Roll back, or switch off, where drafts that cost nothing would bring nothing either.
+        """Switch speculation off where drafts that cost nothing would bring nothing either.
 
         A step with drafts never takes less time than one without, so tokens per step bound the
         speed-up from above, and no request without speculation is needed to know.
@@ -81,9 +93,6 @@ class Guard(SwapPolicy):
         found = self._surely_idle(live)
         if found is None:
             return None
-        back = self._probation(evidence, min_requests=_LEAST_LOOKED_AT)
-        if back is not None:
-            return back
         return Verdict(
             action="disable_speculation",
             reason=f"version {live.version} {_makes_next_to_nothing(found, options, live)}",
@@ -124,9 +133,16 @@ class Guard(SwapPolicy):
             },
         )
 
-    def _probation(self, evidence: Evidence, *, min_requests: int) -> Verdict | None:
-        """Roll back a new version that accepts surely less than the best one before it."""
+    def _probation(self, evidence: Evidence, *, goes_anyway: bool = False) -> Verdict | None:
+        """Roll back a new version that accepts surely less than the best one before it.
+
+        Args:
+            evidence: of a review.
+            goes_anyway: it is surely not worth drafting with; then the better one need not be
+                surely better.
+        """
         options, live = self.guard, evidence.since_swap
+        min_requests = _LEAST_LOOKED_AT if goes_anyway else options.min_requests
         if live is None or live.num_requests < min_requests:
             return None
         if evidence.num_requests_since_swap > options.probation_requests:
@@ -135,7 +151,9 @@ class Guard(SwapPolicy):
         if before is None:
             return None
         found = compare_lengths(live, before, confidence=options.confidence)
-        if found is None or found.upper >= 1 - options.max_loss:
+        if found is None:
+            return None
+        if (found.estimate if goes_anyway else found.upper) >= 1 - options.max_loss:
             return None
         return Verdict(
             action="roll_back",

@@ -249,6 +249,31 @@ async def test_poisoned_champion_is_rolled_back_in_20_requests_once_the_guard_is
     assert world.live == 2 and world.swapping.live.version == 2
 
 
+@pytest.mark.parametrize("poison", ["noise", "noise that was never scored", "half as good"])
+async def test_poisoned_champion_that_is_slower_than_no_speculation_is_rolled_back_and_not_off(
+    tmp_path, poison
+):
+    """Switched off, it would be the poison that is tried again, and never the good version."""
+    world = await promoted(tmp_path, AlwaysSwap(Options()), draft_ms=0.03)
+    world.draft(3, **POISONS[poison])
+    await world.swapping.review()
+    await world.serve(20)
+    assert world.live == 2
+    assert "disable_speculation" not in world.actions()
+
+
+async def test_versions_that_are_all_too_slow_do_not_take_turns(tmp_path):
+    """The traffic changes while a version is on probation: no version fits it any more."""
+    world = await promoted(tmp_path, AlwaysSwap(Options()), draft_ms=0.03)
+    world.draft(3)
+    await world.serve(20)
+    assert world.live == 3
+    world.backend._noise["", 2] = world.backend._noise["", 3] = 0.0
+    await world.serve(150)
+    assert world.live == NO_DRAFTER
+    assert world.actions().count("roll_back") <= 1
+
+
 async def test_drift_that_began_before_a_restart_is_noticed_after_it(tmp_path):
     world = await promoted(tmp_path, AlwaysSwap(Options()))
     world.backend._noise["", 2] = 0.1  # from now on it accepts nearly nothing

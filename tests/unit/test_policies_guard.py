@@ -246,9 +246,34 @@ def test_drafter_that_surely_accepts_next_to_nothing_is_off_before_anything_is_c
 
 
 def test_version_on_probation_that_accepts_next_to_nothing_is_rolled_back_at_once():
-    found = review(since_swap=stats(1, **IDLE), serving=(stats(1, **IDLE), stats(2)), stored=(1, 2))
-    verdict = guard().decide(found)
+    found = {
+        "since_swap": stats(1, **IDLE), "serving": (stats(1, **IDLE), stats(2)), "stored": (1, 2),
+    }  # fmt: skip
+    verdict = guard().decide(review(previous=draft(3), **found))
     assert (verdict.action, verdict.version) == ("roll_back", 2)
+    # What was itself rolled back to is switched off: two that accept nothing do not take turns.
+    assert guard().decide(review(**found)).action == "disable_speculation"
+
+
+@pytest.mark.parametrize(
+    ("before", "previous", "action"),
+    [(2.2, 2, "roll_back"), (2.2, None, "disable_speculation"), (2.0, 2, "disable_speculation")],
+)
+def test_version_that_is_too_slow_gives_way_to_the_better_one_that_it_took_over_from(
+    before, previous, action
+):
+    """The better one need not be surely better: the other one goes anyway."""
+    slow = stats(1, otps=40.0)
+    found = review(
+        since_swap=slow,
+        without_speculation=stats(NO_DRAFTER, otps=50.0),
+        serving=(slow, stats(2, length=before)),
+        stored=(1, 2),
+        previous=None if previous is None else draft(previous),
+    )
+    verdict = guard().decide(found)
+    assert verdict.action == action
+    assert verdict.version == (2 if action == "roll_back" else None)
 
 
 @pytest.mark.parametrize("change", [{"requests": 2}, {"spread": 0.1}, {"length": 1.06}])
