@@ -63,8 +63,8 @@ def how_to_go_over(arguments: Sequence[str], algorithm: Algorithm) -> str:
         if not belongs:
             kept.append(argument)
     return (
-        f"SGLang drafts by {algorithm} and takes up EAGLE-3 only when it starts, so end the run and "
-        f"start it again with `--set 'backend.arguments={json.dumps(kept)}'`"
+        f"SGLang drafts by {algorithm} and takes up EAGLE-3 only when it starts, so end the run "
+        f"and start it again with `--set 'backend.arguments={json.dumps(kept)}'`"
     )
 
 

@@ -67,7 +67,8 @@ class Recorder:
         """
         self.rule = rule
         self.version = settings.initial_version
-        """Draft version in force; `NO_DRAFTER` for a placeholder and for what SGLang drafts itself."""
+        """Draft version in force; `NO_DRAFTER` while the placeholder is there, and where SGLang
+        drafts by itself."""
         self.draft_ms = 0.0
         """Time of the latest drafting, set right before its verification."""
         self.draft_ended = 0.0
