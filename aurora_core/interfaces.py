@@ -189,6 +189,23 @@ class Speculator(Component, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no layout {layout!r}")
 
+    @classmethod
+    def serving_command(
+        cls, folder: Path, *, layout: str, target: str, num_speculative_tokens: int
+    ) -> Sequence[str]:
+        """Return how an engine without Aurora serves what was exported; `aurora export` prints it.
+
+        Args:
+            folder: that was written.
+            layout: one of `formats` or `export_formats`.
+            target: directory or hub id.
+            num_speculative_tokens: how deep to draft.
+
+        Returns:
+            Program and arguments; none for a layout that only Aurora loads.
+        """
+        return ()
+
     @abstractmethod
     def drafter(self, module: nn.Module, *, dtype: torch.dtype, device: torch.device) -> Drafter:
         """Return a proposer that an engine steps, holding its own copy of the weights."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -99,6 +100,21 @@ def export(
         },
     )
     print(f"version {version} lies in {folder}, in the format {chosen}")
+    command = speculator.serving_command(
+        folder,
+        layout=chosen,
+        target=_place_of(config.target),
+        num_speculative_tokens=config.num_speculative_tokens,
+    )
+    if command:
+        print(f"an engine without Aurora serves it by:\n  {shlex.join(command)}")
+
+
+def _place_of(target: str) -> str:
+    """Return a run's target as an engine without Aurora finds it."""
+    from aurora_core.target.pull import QUICKSTART, pull_target
+
+    return str(pull_target(target, offline=True)) if target == QUICKSTART else target
 
 
 def _convert(

@@ -138,6 +138,43 @@ class StatsOverstateAcceptance(FakeBackend):
         return answer
 
 
+class LineagesShareADrafter(FakeBackend):
+    """A swap is for all lineages, whichever asked for it."""
+
+    async def swap(self, version: DraftVersion | None, *, lineage: str = "") -> SwapReceipt:
+        receipt = await super().swap(version, lineage=lineage)
+        self._live_of = dict.fromkeys(self._live_of, version)
+        return receipt
+
+
+class TenantsAreIgnored(FakeBackend):
+    """Requests go to the default lineage unless they name another."""
+
+    def _lineage_of(self, extension: dict[str, Any], prompt: str) -> str:
+        return super()._lineage_of({**extension, "tenant": ""}, prompt)
+
+
+class LineageIsNotTold(FakeBackend):
+    """What a lineage served is said to be the default one's."""
+
+    async def answer(self, body: dict[str, Any], prompt: str) -> Answer:
+        answer = await super().answer(body, prompt)
+        index = self._requests.index(answer.stats)
+        self._requests[index] = dataclasses.replace(answer.stats, lineage="")
+        return answer
+
+
+class NumbersAreShared(FakeBackend):
+    """Keeps one checksum for each number, whichever lineage's version has it."""
+
+    async def status(self, *, lineage: str = "") -> BackendStatus:
+        status = await super().status(lineage=lineage)
+        for draft in self._live_of.values():
+            if draft is not None and draft.version == status.live_version:
+                return dataclasses.replace(status, checksum=draft.checksum)
+        return status
+
+
 class SamplesSoundly(FakeBackend):
     """Draws sampled answers from four letters, with drafts of the first two; this one is right.
 
@@ -412,6 +449,10 @@ BACKENDS: dict[type[FakeBackend], set[str]] = {
     AcceptsByTheTargetAlone: {"test_sampled_answers_come_from_the_same_distribution"},
     NeverDrafts: {"test_sampled_answers_come_from_the_same_distribution"},
     StopsOnce: {"test_stopping_what_never_started_is_harmless"},
+    LineagesShareADrafter: {"test_a_swap_is_for_its_lineage_alone"},
+    TenantsAreIgnored: {"test_a_request_is_drafted_for_by_its_own_lineage"},
+    LineageIsNotTold: {"test_a_request_is_drafted_for_by_its_own_lineage"},
+    NumbersAreShared: {"test_versions_are_its_own_whatever_their_numbers"},
     StatsOverstateAcceptance: {"test_counts_of_a_request_agree_with_its_answer"},
 }
 SINKS: dict[type[TraceSink], set[str]] = {

@@ -26,12 +26,12 @@ def signatures(name: str) -> list[str]:
     for member, value in vars(getattr(interfaces, name)).items():
         if member.startswith("_"):
             continue
+        if isinstance(value, classmethod):
+            value = value.__func__
         if isinstance(value, property):
             found.append(f"{member} -> {inspect.signature(value.fget).return_annotation}")
         elif inspect.isfunction(value):
-            signature = (
-                str(inspect.signature(value)).replace("(self, ", "(").replace("(self)", "()")
-            )
+            signature = re.sub(r"^\((self|cls)(, )?", "(", str(inspect.signature(value)))
             kind = "async " if inspect.iscoroutinefunction(value) else ""
             found.append(f"{kind}{member}{signature}")
     return [text.replace("'", "") for text in found]

@@ -13,6 +13,8 @@ from aurora_core.config import RunConfig
 from aurora_core.errors import CheckpointError, ConfigError
 from aurora_core.exporting import export_version
 from aurora_core.learner.holdout import Score
+from aurora_core.plugins import Plugins
+from aurora_core.testing.fake_speculator import FakePlugin, FakeSpeculator
 from aurora_core.versions import VersionStore
 
 
@@ -101,6 +103,28 @@ def test_export_lets_the_speculator_convert_what_is_only_in_another_layout(store
         store, 1, tmp_path / "plain", formats=formats, wanted=None, converters=converters
     )
     assert plain == "eagle3", "what is only copied comes first"
+
+
+@pytest.mark.parametrize("target", ["owner/model", "quickstart"])
+def test_export_prints_how_another_engine_serves_it(store, tmp_path, capsys, monkeypatch, target):
+    def command(folder, *, layout, target, num_speculative_tokens):
+        return ("serve", target, f"{folder.name} {layout} {num_speculative_tokens}")
+
+    plugins = Plugins()
+    plugins.register(FakePlugin(), "fake")
+    monkeypatch.setattr("aurora_core.cli.comparing.load_plugins", lambda _: plugins)
+    monkeypatch.setattr(FakeSpeculator, "serving_command", command)
+    monkeypatch.setattr("aurora_core.target.pull.pull_quickstart", lambda *_, **__: Path("/kept"))
+    values = {"target": target, "speculator": "fake", "backend": "fake", "plugins": ()}
+    config = RunConfig.model_validate(values | {"num_speculative_tokens": 3})
+    document = {"config": config.model_dump(mode="json"), "resolved": {}}
+    (tmp_path / "resolved.yaml").write_text(yaml.safe_dump(document))
+    assert main(["export", "1", str(tmp_path / "out"), "--run-dir", str(tmp_path)]) == 0
+    place = "/kept" if target == "quickstart" else target
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "an engine without Aurora serves it by:",
+        f"  serve {place} 'out module 3'",
+    ]
 
 
 @pytest.mark.parametrize(

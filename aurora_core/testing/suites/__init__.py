@@ -26,7 +26,7 @@ SPECULATOR_PARTS = (
     "serving",
     "tree",
 )
-BACKEND_PARTS = ("fixtures", "lifecycle", "swapping", "output", "learning")
+BACKEND_PARTS = ("fixtures", "lifecycle", "swapping", "output", "learning", "lineages")
 pytest.register_assert_rewrite(
     *(f"{__name__}.speculator_{part}" for part in SPECULATOR_PARTS),
     *(f"{__name__}.backend_{part}" for part in BACKEND_PARTS),

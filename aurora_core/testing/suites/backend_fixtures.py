@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import sys
@@ -21,6 +22,7 @@ from aurora_core.spool import SpoolOptions, open_reader
 from aurora_core.target.weights import TargetWeights
 from aurora_core.testing.suites.material import tiny_target
 from aurora_core.testing.suites.required import missing_fixture
+from aurora_core.testing.suites.second_lineage import second_lineage
 from aurora_core.testing.suites.served_backend import ServedBackend
 from aurora_core.testing.suites.speculator_fixtures import train
 from aurora_core.testing.toy_run import install_toy
@@ -151,6 +153,8 @@ class BackendFixtures:
         """The running engine, without a live drafter. Shared: leave it able to serve."""
         if "engine" not in self._running:
             plan = make_plan(tmp_path_factory.mktemp("run"))
+            if backend.provides.holds_lineages:
+                plan = dataclasses.replace(plan, lineages=(second_lineage(plan),))
             served = ServedBackend(backend, plan, settling_s=settling_s)
             with toy_on_the_path(tmp_path_factory.mktemp("plugins")):
                 served.start()
@@ -259,9 +263,10 @@ def toy_on_the_path(folder: Path) -> Iterator[None]:
         yield
 
 
-def traces_of(served: ServedBackend) -> list[Trace]:
-    """Return what the engine recorded so far."""
-    reader = open_reader(SpoolOptions(path=Path(str(served.plan.sink_options["path"]))).url)
+def traces_of(served: ServedBackend, lineage: str = "") -> list[Trace]:
+    """Return what the engine recorded so far of the default lineage, or of the second one."""
+    plan = served.plan.lineages[0] if lineage else served.plan
+    reader = open_reader(SpoolOptions(path=Path(str(plan.sink_options["path"]))).url)
     reader.poll()
     return list(reader.iterate())
 
@@ -273,11 +278,13 @@ def record(served: ServedBackend) -> list[Trace]:
     return wait_for_traces(served, known, len(PROMPTS))
 
 
-def wait_for_traces(served: ServedBackend, known: Collection[str], count: int) -> list[Trace]:
-    """Return new traces once so many have reached the disk."""
+def wait_for_traces(
+    served: ServedBackend, known: Collection[str], count: int, lineage: str = ""
+) -> list[Trace]:
+    """Return new traces of a lineage once so many have reached the disk."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        new = [trace for trace in traces_of(served) if trace.trace_id not in known]
+        new = [trace for trace in traces_of(served, lineage) if trace.trace_id not in known]
         if len(new) >= count:
             return new
         time.sleep(0.05)

@@ -108,14 +108,14 @@ class RecordingPromises(BackendFixtures):
         The untrained drafter's acceptance is lower: what is live is what was published.
         """
         recording.swap(draft)
-        untrained = _acceptance(recording)
+        untrained = recording.acceptance_length(PROMPTS, max_tokens=NUM_RECORDED_TOKENS)
         recording.swap(learned)
-        acceptance_length = _acceptance(recording)
-        assert acceptance_length > untrained
+        trained = recording.acceptance_length(PROMPTS, max_tokens=NUM_RECORDED_TOKENS)
+        assert trained > untrained
         # The last step is cut short, and other rounding than the trainer's may cost a draft.
         num_steps = -(-(NUM_RECORDED_TOKENS - 1) // (num_speculative_tokens + 1))
         full = (NUM_RECORDED_TOKENS - 1) / num_steps
-        assert acceptance_length > 0.85 * full
+        assert trained > 0.85 * full
 
     @pytest.mark.parametrize("damage", ["missing", "not_finite", "beyond_the_vocabulary"])
     def test_a_checkpoint_that_does_not_fit_is_refused(
@@ -163,16 +163,6 @@ class RecordingPromises(BackendFixtures):
             trace.trace_id for trace in before
         }
         assert len(record(recording)) == len(PROMPTS)
-
-
-def _acceptance(served: ServedBackend) -> float:
-    """Return the acceptance length over all prompts, asked one after the other."""
-    before = served.newest()
-    for prompt in PROMPTS:
-        served.ask([prompt], max_tokens=NUM_RECORDED_TOKENS)
-    finished = served.finished(before)
-    num_steps = sum(request.num_steps for request in finished)
-    return 1 + sum(sum(request.accepted_per_position) for request in finished) / num_steps
 
 
 def _damage(path: Path, damage: str) -> bool:

@@ -126,6 +126,19 @@ class ServedBackend:
         self._num_answered += len(answers)
         return [_read(answer) for answer in answers]
 
+    def acceptance_length(self, prompts: Sequence[str], **fields: Any) -> float:
+        """Return the acceptance length over all steps of prompts, asked one after the other.
+
+        Args:
+            fields: of every request.
+        """
+        before = self.newest()
+        for prompt in prompts:
+            self.ask([prompt], **fields)
+        finished = self.finished(before)
+        num_accepted = sum(sum(request.accepted_per_position) for request in finished)
+        return 1 + num_accepted / sum(request.num_steps for request in finished)
+
     def complete(self, **fields: Any) -> dict[str, Any]:
         """Ask for one completion, and return the whole answer as it came."""
 

@@ -12,7 +12,6 @@ from typing import ClassVar
 from aurora_backend_sglang.config import SglangBackendOptions
 from aurora_backend_sglang.control_client import ControlClient
 from aurora_backend_sglang.drafter_session import DrafterSession
-from aurora_backend_sglang.engine.settings import write_settings
 from aurora_backend_sglang.engine.status import EngineReport
 from aurora_backend_sglang.environment import check_environment, check_version
 from aurora_backend_sglang.other_drafters import (
@@ -22,14 +21,10 @@ from aurora_backend_sglang.other_drafters import (
     how_to_go_over,
 )
 from aurora_backend_sglang.same_run import check_same_run
-from aurora_backend_sglang.server_command import (
-    engine_settings,
-    server_command,
-    server_environment,
-)
-from aurora_backend_sglang.start_drafter import check_layers, prepare_drafter
+from aurora_backend_sglang.server_command import server_command, server_environment
+from aurora_backend_sglang.start_drafter import check_layers
+from aurora_backend_sglang.start_files import write_start_files
 from aurora_core.engine_process.engine_client import NoAnswer
-from aurora_core.engine_process.placeholder import make_placeholder
 from aurora_core.engine_process.ports import free_port
 from aurora_core.engine_process.restarts import RequestNumbers, version_in_force
 from aurora_core.engine_process.server import ServerProcess
@@ -73,6 +68,7 @@ class SglangBackend(Backend):
     def provides(self) -> Provides:
         """Return what stock SGLang with Aurora's plugin can do."""
         on_cpu = self.options.device == "cpu"
+        takes_plain = self.options.requests_without_drafts == "allow"
         provides = Provides(
             features=frozenset({"aux_hidden_states", "last_hidden_state", "target_logsumexp"}),
             branch_rows=True,
@@ -83,7 +79,7 @@ class SglangBackend(Backend):
                 {"greedy_always"} if on_cpu else {"greedy", "point_mass", "rejection"}
             ),
             num_resident_drafters=1,
-            request_routing=self.options.eagle_topk == 1,
+            request_routing=self.options.eagle_topk == 1 and takes_plain,
         )
         if self._algorithm == "EAGLE3":
             return provides
@@ -118,7 +114,7 @@ class SglangBackend(Backend):
                 Aurora's half or for another run.
         """
         check_layers(plan)
-        check_nothing_live(plan, self._algorithm)
+        check_nothing_live(plan, self.options)
         self._plan, self._live = plan, plan.initial_version
         try:
             if self.options.url is not None:
@@ -205,17 +201,16 @@ class SglangBackend(Backend):
         # Not resolved: what a virtual environment is shows in the path of its interpreter alone.
         python = options.python.absolute()
         await check_environment(python)
-        run_dir = Path(plan.run_dir).absolute()
-        drafter = await self._drafter(plan, run_dir / "engine")
-        settings_path = run_dir / "engine" / "settings.json"
-        write_settings(engine_settings(plan, options, drafter=drafter), settings_path)
+        files = await write_start_files(plan, options)
         port = options.port or free_port(options.host)
         await self._connect(f"http://{options.host}:{port}")
         server = await ServerProcess.launch(
-            server_command(plan, options, drafter=drafter, port=port, python=python),
+            server_command(plan, options, drafter=files.drafter, port=port, python=python),
             name="SGLang",
-            environment=server_environment(options, settings_path=settings_path, token=self._token),
-            log_path=run_dir / "logs" / "engine.log",
+            environment=server_environment(
+                options, settings_path=files.settings, token=self._token
+            ),
+            log_path=Path(plan.run_dir).absolute() / "logs" / "engine.log",
             grace_s=options.stop_timeout_s,
         )
         assert self._client is not None and self._session is not None
@@ -230,23 +225,14 @@ class SglangBackend(Backend):
             raise
         return server
 
-    async def _drafter(self, plan: ServePlan, folder: Path) -> Path | None:
-        if self._algorithm != "EAGLE3":
-            return None
-        if plan.initial_version is not None:
-            return prepare_drafter(Path(plan.initial_version.path), folder / "drafter", plan)
-        placeholder = await make_placeholder(plan, folder / "placeholder")
-        return prepare_drafter(placeholder, folder / "drafter", plan)
-
     async def _attach(self, url: str, plan: ServePlan) -> None:
         await self._connect(url)
         assert self._client is not None and self._session is not None
         info = await self._client.info()
         check_version(info.version)
-        algorithm = self._algorithm
-        check_same_run(url, info, plan, eagle_topk=self.options.eagle_topk, algorithm=algorithm)
+        check_same_run(url, info, plan, self.options)
         await self._client.check_guarded()
-        if algorithm == "EAGLE3":
+        if self._algorithm == "EAGLE3":
             await self._session.begin()
         self._numbers.leave_out((await self._client.report(after=0)).finished)
         live, found = plan.initial_version, info.report.live_version
@@ -269,7 +255,9 @@ class SglangBackend(Backend):
             await client.close()
         self._url = url
         self._client = ControlClient(url, self._token, timeout_s=self.options.control_timeout_s)
-        self._session = DrafterSession(self._client, pause=self.options.pause)
+        self._session = DrafterSession(
+            self._client, pause=self.options.pause, verify_target=self.options.verify_target
+        )
 
     def _note_end(self, reason: str) -> None:
         self._numbers.engine_ended()

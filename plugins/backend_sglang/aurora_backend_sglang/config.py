@@ -23,7 +23,7 @@ class SglangBackendOptions(Options):
     """0 takes a free port."""
     url: str | None = None
     """Base URL of a running server to attach to; nothing is launched then. The server must have
-    been started as the guide to SGLang says."""
+    been started as `aurora sglang-command` prints it."""
     token: SecretStr | None = None
     """Token of the attached server's control routes: its `AURORA_CONTROL_TOKEN`."""
 
@@ -56,6 +56,17 @@ class SglangBackendOptions(Options):
     """What a swap does to running requests: `in_place` lets them wait where they are; `retract`
     reads them again with the new drafter, and empties the prefix cache. The first version after
     none always does the latter."""
+    verify_target: Literal["while_serving", "between_steps", "never"] | None = None
+    """How every swap is followed by a comparison of all of the target's weights with what they were
+    at the start: `while_serving` in a thread of the engine, while it decodes; `between_steps` by
+    SGLang's own check, for which decoding stands still; `never` not at all. If not set, the first
+    on a CPU, where it takes seconds, and the second on a GPU or with several ranks."""
+
+    requests_without_drafts: Literal["allow", "ignore", "refuse"] = "allow"
+    """What becomes of a request that asks for no drafts. It takes those beside it along, so any
+    client can slow down others: `ignore` drafts for it all the same, `refuse` answers 400. Nothing
+    is compared with decoding without drafts then: no `traffic.lossless_every`, no `final_bench`,
+    no `aurora bench`."""
 
     record: bool = True
     """Whether traces are written; false serves and measures only."""

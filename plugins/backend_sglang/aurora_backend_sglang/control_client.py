@@ -7,19 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import httpx
 from pydantic import ValidationError
 
 from aurora_backend_sglang.engine.status import (
+    CHECK_TARGET,
     PROTOCOL,
     REQUESTS_AFTER,
     SECTION,
     WITHOUT_DRAFTER,
     EngineReport,
+    TargetState,
 )
 from aurora_core.engine_process.engine_client import EngineClient, NoAnswer
 from aurora_core.errors import BackendError
 from aurora_core.wire import from_dict
+
+_LONGEST_PAUSE_S = 0.5
+"""Between two questions whether something has been done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +68,8 @@ class ControlClient(EngineClient):
             raise BackendError(
                 f"the server at {self.url} runs without Aurora's recorder: either it was started "
                 "without AURORA_SGLANG_SETTINGS, or aurora-backend-sglang is not installed beside "
-                "SGLang, or its log says why the plugin failed"
+                "SGLang, or its log says why the plugin failed; start it as `aurora "
+                "sglang-command` prints it"
             )
         if section.get("protocol") != PROTOCOL:
             raise BackendError(
@@ -167,11 +174,10 @@ class ControlClient(EngineClient):
         """Close the session."""
         await self._ask("POST", "/end_weight_update", json={})
 
-    async def checksums(self) -> Mapping[str, str]:
-        """Return name -> checksum of every tensor in the engine; names of the drafter's begin
-        with `draft`."""
+    async def target_checksums(self) -> Mapping[str, str]:
+        """Return name -> checksum of every tensor of the target; decoding waits meanwhile."""
         answer = await self._ask(
-            "POST", "/weights_checker", json={"action": "checksum", "selector": "all"}
+            "POST", "/weights_checker", json={"action": "checksum", "selector": "target"}
         )
         ranks = answer.json().get("ranks") or []
         return {
@@ -179,6 +185,27 @@ class ControlClient(EngineClient):
             for rank, found in enumerate(ranks)
             for name, checksum in found["checksums"].items()
         }
+
+    async def check_target(self) -> TargetState:
+        """Have the target's weights hashed while the engine decodes; return what was found.
+
+        Raises:
+            NoAnswer: the engine does not answer any more.
+            BackendError: they could not be hashed.
+        """
+        await self._set({CHECK_TARGET: 1})
+        state = first = (await self.info()).report.target
+        pause_s = 0.02
+        while state.num_done < first.num_asked:
+            await anyio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            state = (await self.info()).report.target
+        if state.failure:
+            raise BackendError(
+                f"the weights of the target at {self.url} could not be compared with what they "
+                f"were ({state.failure}); set `backend.verify_target` to `between_steps`"
+            )
+        return state
 
     async def _set(self, values: Mapping[str, int]) -> None:
         answer = await self._ask("POST", "/set_internal_state", json={"server_args": dict(values)})

@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
 
 from aurora_backend_sglang.control_client import ControlClient, LoadReceipt
+from aurora_backend_sglang.target_watch import TargetWatch
 from aurora_core.errors import BackendError
 from aurora_core.records import DraftVersion
-
-logger = logging.getLogger(__name__)
 
 
 class DrafterSession:
     """Changes drafters of one running server, and notices if its target changes by it."""
 
-    def __init__(self, client: ControlClient, *, pause: str) -> None:
+    def __init__(self, client: ControlClient, *, pause: str, verify_target: str | None) -> None:
         """
         Args:
             client: of the server.
             pause: `in_place` or `retract`, see the options.
+            verify_target: see the options.
         """
         self._client, self._pause = client, pause
-        self._target: Mapping[str, str] = {}
+        self._target = TargetWatch(client, how=verify_target)
 
     async def begin(self) -> None:
-        """Remember the checksums of the target as it was started."""
-        self._target = _of_target(await self._client.checksums())
+        """Have remembered what the target is as it was started."""
+        await self._target.begin()
 
     async def load(
         self, version: DraftVersion, *, is_first: bool = False
     ) -> tuple[LoadReceipt, float]:
         """Make a version live; return what the engine says, and the ms for which it stood still.
 
-        The scheduler decodes nothing either while it computes the checksums of the target.
+        Returns once the target was looked at, by which time the version has served for a while.
 
         Args:
             version: to load.
@@ -60,23 +59,7 @@ class DrafterSession:
                 f"SGLang reports checksum {receipt.checksum[:12]!r} for version "
                 f"{version.version}, which was published with {version.checksum[:12]!r}"
             )
-        asked = time.perf_counter()
-        await self._compare_target(version)
-        return receipt, stall_ms[0] + 1000 * (time.perf_counter() - asked)
-
-    async def _compare_target(self, version: DraftVersion) -> None:
-        found = _of_target(await self._client.checksums())
-        if found != self._target:
-            changed = sorted(
-                name
-                for name in found.keys() | self._target.keys()
-                if found.get(name) != self._target.get(name)
-            )
-            raise BackendError(
-                f"{len(changed)} tensors of the target, {changed[0]!r} among them, are no longer "
-                f"what they were before version {version.version} was loaded; stop the run and "
-                "start it again, since its answers may be wrong"
-            )
+        return receipt, stall_ms[0] + await self._target.look(version)
 
     @asynccontextmanager
     async def _paused(self, mode: str, stall_ms: list[float]) -> AsyncIterator[None]:
@@ -96,11 +79,3 @@ class DrafterSession:
             yield
         finally:
             await self._client.end_update()
-
-
-def _of_target(checksums: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: checksum
-        for name, checksum in checksums.items()
-        if not name.partition("/")[2].startswith("draft") and not name.startswith("draft")
-    }

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Literal
 
+from aurora_backend_sglang.config import SglangBackendOptions
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import ServePlan
 
@@ -68,8 +69,9 @@ def how_to_go_over(arguments: Sequence[str], algorithm: Algorithm) -> str:
     )
 
 
-def check_nothing_live(plan: ServePlan, algorithm: Algorithm) -> None:
+def check_nothing_live(plan: ServePlan, options: SglangBackendOptions) -> None:
     """Raise BackendError if a run would have to serve a version in such a server."""
+    algorithm = algorithm_of(options.arguments)
     if algorithm != "EAGLE3" and plan.initial_version is not None:
         raise BackendError(
             f"version {plan.initial_version.version} is live in this run directory, and SGLang "

@@ -1,4 +1,4 @@
-"""Registers the SGLang backend and its line of `aurora doctor`."""
+"""Registers the SGLang backend, `aurora sglang-command` and a line of `aurora doctor`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from aurora_core import hookimpl
 from aurora_core.records import Registration
 
 if TYPE_CHECKING:
+    import typer
+
     from aurora_core.doctor import Finding
 
 
@@ -21,6 +23,14 @@ def aurora_register_backends() -> list[Registration]:
             "stock SGLang 0.5.23 in an environment of its own, launched or attached; CPU or GPU",
         )
     ]
+
+
+@hookimpl
+def aurora_register_commands(app: typer.Typer) -> None:
+    """Add `aurora sglang-command`."""
+    from aurora_backend_sglang.sglang_command import sglang_command
+
+    app.command("sglang-command")(sglang_command)
 
 
 @hookimpl

@@ -28,6 +28,7 @@ RESERVED = (
     "--custom-weight-loader",
     "--speculative-algorithm",
     "--speculative-draft-model-path",
+    "--speculative-draft-model",
     "--speculative-num-steps",
     "--speculative-eagle-topk",
     "--speculative-num-draft-tokens",
@@ -37,6 +38,14 @@ RESERVED = (
     "--dp-size",
 )
 """Arguments of the server that Aurora sets, or that its half does not work with."""
+
+NOT_REACHED = {
+    "--api-key": "SGLang asks for that key where Aurora reads what the engine says of itself",
+    "--ssl-certfile": "Aurora speaks plain HTTP with the server",
+    "--grpc-mode": "Aurora speaks HTTP with the server",
+    "--smg-grpc-mode": "Aurora speaks HTTP with the server",
+}
+"""Arguments with which the controller would not reach the server, and why."""
 
 CPU_ARGUMENTS = (
     # Asked for as one, the backend that verifies trees is replaced on CPUs without matrix units.
@@ -77,6 +86,7 @@ def engine_settings(
         sink_options=plan.sink_options,
         feature_dtype=options.feature_dtype,
         drafts_chains=options.eagle_topk == 1 and drafter is not None,
+        requests_without_drafts=options.requests_without_drafts,
         max_trace_tokens=options.max_trace_tokens,
     )
 
@@ -187,6 +197,11 @@ def check_arguments(arguments: Sequence[str]) -> None:
     for argument in arguments:
         name = argument.partition("=")[0].replace("_", "-")
         check_beside(name, algorithm)
+        if name in NOT_REACHED:
+            raise BackendError(
+                f"`backend.arguments` names {name!r}, and {NOT_REACHED[name]}; leave it out, and "
+                "let a proxy before the server do that for clients"
+            )
         if name in RESERVED and not may_name(name, algorithm):
             raise BackendError(
                 f"`backend.arguments` names {name!r}, which Aurora sets itself or cannot work "

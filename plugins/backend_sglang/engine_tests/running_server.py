@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import httpx
 import torch
 from anyio.from_thread import BlockingPortal
 from pydantic import SecretStr
+from safetensors.torch import load_file
 
 from aurora_backend_sglang.backend import SglangBackend
 from aurora_backend_sglang.config import SglangBackendOptions
@@ -192,6 +196,30 @@ class RunningServer:
         client = self.backend._client
         assert client is not None
         self._portal.call(client.request, "POST", "/flush_cache")
+
+    def change_target(self) -> None:
+        """Change a tensor of the target by SGLang's own routes, as a swap must never do."""
+        name = "model.norm.weight"
+        tensors = load_file(Path(self.target.path) / "model.safetensors")
+        # SGLang's own format of an update; what Aurora sends carries no tensors.
+        payload = base64.b64encode(pickle.dumps([(name, 1.01 * tensors[name])])).decode()
+        update = {
+            "serialized_named_tensors": [payload],
+            "selector": "target",
+            "flush_cache": False,
+        }
+        client = self.backend._client
+        assert client is not None
+        for route, body in (
+            ("pause_generation", {"mode": "in_place"}),
+            ("begin_weight_update", {"selector": "target"}),
+            ("update_weights_from_tensor", update),
+            ("end_weight_update", {}),
+            ("continue_generation", {}),
+        ):
+            call = partial(client.request, "POST", f"/{route}", json=body)
+            answer = self._portal.call(call)
+            assert answer.status_code == 200, answer.text
 
     def trace_of(self, request_id: str) -> Trace:
         """Return the trace of a request, once it is on the disk."""

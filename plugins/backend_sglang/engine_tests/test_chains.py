@@ -65,7 +65,10 @@ def test_drafters_change_under_load_and_no_answer_does(
     traces = [server.trace_of(answer["meta_info"]["id"]) for answer in answers]
     seen = set().union(*(trace.steps.version.tolist() for trace in traces))
     assert len(seen) > 1, "no swap fell into a running request"
-    assert server.report().num_faults == 0
+    report = server.report()
+    assert report.num_faults == 0
+    assert report.target.num_done == 1 + len(published), "at the start, and after every swap"
+    assert report.target.num_changed == 0
 
 
 def test_every_row_is_where_the_trace_says(server: RunningServer, reference: Reference) -> None:
@@ -176,6 +179,14 @@ def test_sglangs_own_counters_agree(server: RunningServer) -> None:
     ours = [*stats.accepted_per_position, *[0] * NUM_SPECULATIVE_TOKENS]
     theirs = [sum(histogram[depth:]) for depth in range(1, NUM_SPECULATIVE_TOKENS + 1)]
     assert ours[:NUM_SPECULATIVE_TOKENS] == theirs
+
+
+def test_a_change_of_the_target_is_noticed_while_it_serves(server: RunningServer) -> None:
+    """The last test: what this server answers is wrong from here on."""
+    server.swap(server.publish(10))
+    server.change_target()
+    with pytest.raises(BackendError, match=r"1 tensors of the target, 'model\.norm\.weight'"):
+        server.swap(server.publish(11))
 
 
 def _tokens_of(trace: Trace, step: int) -> list[int]:

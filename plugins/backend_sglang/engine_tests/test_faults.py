@@ -1,4 +1,4 @@
-"""A real SGLang whose sink is full, that is killed, and one that knows nothing of Aurora.
+"""A real SGLang whose sink is full, and that is killed.
 
 What else can go wrong is in the contract that this engine and the fake one share, or, where a real
 engine of the installed version cannot be made to do it, in the tests with the fake one.
@@ -6,23 +6,13 @@ engine of the installed version cannot be made to do it, in the tests with the f
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 
-import httpx
 import psutil
 import pytest
-from pydantic import SecretStr
 
-from aurora_backend_sglang.backend import SglangBackend
-from aurora_backend_sglang.config import SglangBackendOptions
-from aurora_backend_sglang.server_command import CPU_ARGUMENTS
-from aurora_core.engine_process.ports import free_port
-from aurora_core.engine_process.server import ServerProcess
-from aurora_core.errors import BackendError
 from plugins.backend_sglang.engine_tests.reference import Reference
-from plugins.backend_sglang.engine_tests.running_server import SERVER_PATH, RunningServer
+from plugins.backend_sglang.engine_tests.running_server import RunningServer
 from plugins.backend_sglang.engine_tests.test_chains import prompt
 
 OPTIONS: dict[str, object] = {}
@@ -70,40 +60,3 @@ def test_an_engine_that_is_killed_comes_back_with_the_champion(
     ]
     assert stats.sequence > before, "numbers go on rising"
     assert stats.max_draft_version == version.version
-
-
-async def test_a_server_without_the_recorder_cannot_be_attached_to(
-    server: RunningServer, tmp_path: Path
-) -> None:
-    port = free_port("127.0.0.1")
-    url = f"http://127.0.0.1:{port}"
-    command = [os.environ["AURORA_SGLANG_PYTHON"], "-m", "sglang.launch_server"]
-    command += ["--model-path", server.target.path, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--device", "cpu", "--dtype", "float32", "--max-total-tokens", "1024"]
-    stock = await ServerProcess.launch(
-        [*command, *CPU_ARGUMENTS],
-        name="SGLang",
-        environment={
-            "PYTHONPATH": SERVER_PATH,
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "TORCH_COMPILE_DISABLE": "1",
-            "OMP_NUM_THREADS": "1",
-        },
-        log_path=tmp_path / "stock.log",
-        grace_s=20,
-    )
-
-    async def answers() -> bool:
-        try:
-            return (await client.get("/health", timeout=10)).status_code == 200
-        except httpx.HTTPError:
-            return False
-
-    try:
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
-            await stock.wait_healthy(answers, 300)
-        options = SglangBackendOptions(url=url, token=SecretStr("any"), device="cpu")
-        with pytest.raises(BackendError, match="runs without Aurora's recorder: either it was"):
-            await SglangBackend(options).start(server.plan)
-    finally:
-        await stock.end()

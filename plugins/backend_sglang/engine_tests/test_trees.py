@@ -10,7 +10,11 @@ from plugins.backend_sglang.engine_tests.reference import Reference
 from plugins.backend_sglang.engine_tests.running_server import RunningServer
 from plugins.backend_sglang.engine_tests.test_chains import TOLERANCE, prompt
 
-OPTIONS: dict[str, object] = {"eagle_topk": 2, "max_draft_nodes": 6}
+OPTIONS: dict[str, object] = {
+    "eagle_topk": 2,
+    "max_draft_nodes": 6,
+    "verify_target": "between_steps",
+}
 
 pytestmark = pytest.mark.sglang
 
@@ -69,3 +73,10 @@ def test_a_chat_request_is_labelled_and_kept_out_of_the_traces(server: RunningSe
 def test_control_routes_want_the_token(server: RunningServer) -> None:
     answer = httpx.post(f"{server.backend.url}/flush_cache", timeout=60)
     assert answer.status_code == 401
+
+
+def test_a_change_of_the_target_is_noticed_by_sglangs_own_check(server: RunningServer) -> None:
+    """The last test: what this server answers is wrong from here on."""
+    server.change_target()
+    with pytest.raises(BackendError, match=r"1 tensors of the target, 'model\.norm\.weight'"):
+        server.swap(server.publish(2))

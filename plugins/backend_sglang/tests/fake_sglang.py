@@ -30,6 +30,7 @@ INSTALLED = {
 }
 MODEL = "tiny"
 ACCEPTANCE_RATE = 0.6
+EMBEDDING = "model.embed_tokens.weight"
 
 
 def is_faulty(name: str) -> bool:
@@ -47,6 +48,8 @@ class FakeScheduler:
         self.may_run = asyncio.Event()
         self.may_run.set()
         self.in_session = False
+        self.num_checks = self.num_checks_done = 0
+        self.first_checksum = self.target_checksum()
         self.acknowledged = 0
         self.requests: list[dict[str, Any]] = []
         self.calls: list[str] = []
@@ -62,6 +65,7 @@ class FakeScheduler:
             "versions_dir": settings.versions_dir,
             "aux_layers": list(settings.needs.aux_layers),
             "num_speculative_tokens": settings.num_speculative_tokens,
+            "requests_without_drafts": settings.requests_without_drafts,
             "live_version": self.live,
             "checksum": self.checksum,
             "verification_rule": "greedy_always",
@@ -72,6 +76,7 @@ class FakeScheduler:
             "num_waiting": 0,
             "memory_mib": 64.0,
             "sink": {"num_traces": 3, "num_bytes": 9, "kept": 3, "shed": {"queue": 2}},
+            "target": self.target_state(),
             "finished": [one for one in self.requests if one["sequence"] > self.acknowledged],
         }
 
@@ -102,24 +107,39 @@ class FakeScheduler:
         }
         return True, f"{json.dumps(receipt)} Weight version updated to aurora-{self.live}."
 
-    def checksums(self) -> dict[str, str]:
-        target = self.checksum if is_faulty("target_changes") else "unchanged"
+    def target_state(self) -> dict[str, Any]:
+        """Say how far hashing the target has come; it takes until somebody asks twice."""
+        if is_faulty("not_hashed_aside"):
+            return {"possible": False}
+        changed = [EMBEDDING] if self.target_checksum() != self.first_checksum else []
+        done, self.num_checks_done = self.num_checks_done, self.num_checks
         return {
-            "model.embed_tokens.weight": hashlib.sha256(target.encode()).hexdigest(),
-            "draft.fc.weight": hashlib.sha256(self.checksum.encode()).hexdigest(),
+            "possible": True,
+            "num_asked": self.num_checks,
+            "num_done": done,
+            "num_changed": len(changed),
+            "changed": changed,
+            "failure": "ValueError: unreadable" if is_faulty("hashing_fails") else "",
         }
+
+    def target_checksum(self) -> str:
+        return self.checksum if is_faulty("target_changes") else "unchanged"
 
     async def answer(self, body: dict[str, Any], prompt: str) -> Any:
         """Answer one request, as `aurora_core.testing.fake_openai` asks for it."""
+        from aurora_core.records import NO_DRAFTER
         from aurora_core.testing.fake_openai import Answer
         from aurora_core.testing.simulated_request import simulate_request
         from aurora_core.wire import to_dict
 
         await self.may_run.wait()
+        wishes = (body.get("custom_params") or {}).get("aurora") or {}
+        may = self.settings.requests_without_drafts == "allow"
+        is_plain = may and wishes.get("drafter") == "none"
         request = simulate_request(
             body,
             prompt,
-            version=self.live,
+            version=NO_DRAFTER if is_plain else self.live,
             depth=self.settings.num_speculative_tokens,
             rate=ACCEPTANCE_RATE,
         )
@@ -147,6 +167,13 @@ def application(scheduler: FakeScheduler | None, *, token: str = "") -> Any:
     from aurora_core.testing.fake_openai import openai_application
 
     app = openai_application(scheduler or Stock(), model=MODEL, closing=lambda answer: {})
+    if scheduler is not None:
+        from aurora_backend_sglang.engine.answer_statistics import AnswerStatistics
+        from aurora_backend_sglang.engine.request_fields import RequestFields, refusal_of_plain
+
+        policy = scheduler.settings.requests_without_drafts
+        refusal = refusal_of_plain(policy, drafts_chains=scheduler.settings.drafts_chains)
+        app.add_middleware(RequestFields, statistics=AnswerStatistics(), refusal=refusal)
 
     def control(path: str) -> Any:
         async def check(request: fastapi.Request) -> None:
@@ -182,6 +209,7 @@ def application(scheduler: FakeScheduler | None, *, token: str = "") -> Any:
             return [False]
         if "aurora_requests_after" in values:
             scheduler.acknowledged = values["aurora_requests_after"]
+        scheduler.num_checks += int(values.get("aurora_check_target", 0))
         if values.get("aurora_without_drafter"):
             scheduler.live, scheduler.checksum = -1, ""
         return [True]
@@ -223,8 +251,8 @@ def application(scheduler: FakeScheduler | None, *, token: str = "") -> Any:
 
     @control("/weights_checker")
     async def weights_checker(body: dict[str, Any]) -> dict[str, Any]:
-        assert scheduler is not None and body == {"action": "checksum", "selector": "all"}
-        return {"success": True, "ranks": [{"checksums": scheduler.checksums()}]}
+        assert scheduler is not None and body == {"action": "checksum", "selector": "target"}
+        return {"ranks": [{"checksums": {EMBEDDING: scheduler.target_checksum()}}]}
 
     @app.post("/fake/crash")
     async def crash() -> None:

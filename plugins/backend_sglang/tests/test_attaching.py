@@ -60,6 +60,10 @@ async def test_a_server_without_the_recorder_cannot_be_attached_to(
     [
         ({"needs": Needs(aux_layers=(1, 2))}, "its layers to record is"),
         ({"num_speculative_tokens": 5}, "its draft depth is 5, expected 3"),
+        (
+            {"requests_without_drafts": "refuse"},
+            "its rule for requests without drafts is 'refuse', expected 'allow'",
+        ),
     ],
 )
 async def test_a_server_of_another_run_cannot_be_attached_to(

@@ -71,23 +71,6 @@ async def test_a_launched_server_serves_swaps_and_stops(backend, plan: ServePlan
         await ask(url)
 
 
-async def test_a_swap_is_one_paused_session_between_two_looks_at_the_target(
-    backend, plan: ServePlan, versions
-) -> None:
-    await backend.start(plan)
-    before = len(await calls(backend.url))
-    await backend.swap(publish(versions))
-    assert (await calls(backend.url))[before:] == [
-        "pause_generation",
-        "in_place",
-        "begin_weight_update",
-        "update_weights_from_tensor",
-        "end_weight_update",
-        "continue_generation",
-        "weights_checker",
-    ]
-
-
 async def test_the_first_version_after_none_has_everything_read_again(
     backend, plan: ServePlan, versions
 ) -> None:
@@ -155,6 +138,7 @@ async def test_damaged_weights_never_go_live_and_the_server_goes_on(
     [
         ("other_weights", "reports checksum '000000000000' for version 2"),
         ("target_changes", r"1 tensors of the target, 'model\.embed_tokens\.weight' among them"),
+        ("hashing_fails", r"could not be compared .* \(ValueError: unreadable\)"),
         ("session_open", "session is already open"),
     ],
 )
@@ -174,7 +158,7 @@ async def test_a_swap_that_goes_wrong_is_told_in_a_sentence(
         ("without_half", "runs without Aurora's recorder"),
         ("missing_hook", r"has no sglang\.srt\.moved, where Aurora's recorder looks"),
         ("open_to_anyone", r"control routes of the server at .* are open to anyone"),
-        ("other_protocol", "speaks protocol 2, and this one 1"),
+        ("other_protocol", "speaks protocol 3, and this one 2"),
         ("other_version", r"SGLang 0\.5\.9 is installed, but this backend works with 0\.5\.23"),
         ("dies_at_start", r"SGLang ended with exit status 1 \(RuntimeError: out of memory\)"),
     ],
@@ -229,6 +213,21 @@ async def test_a_checkpoint_of_another_kind_is_not_served(
 async def test_an_argument_of_auroras_own_is_refused(interpreter: Path, plan: ServePlan) -> None:
     backend = SglangBackend(options(interpreter, arguments=("--port=1",)))
     with pytest.raises(BackendError, match=r"names '--port', which Aurora sets"):
+        await backend.start(plan)
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("--api-key=secret", "'--api-key', and SGLang asks for that key"),
+        ("--ssl-certfile", "'--ssl-certfile', and Aurora speaks plain HTTP"),
+    ],
+)
+async def test_an_argument_that_would_shut_the_controller_out_is_refused(
+    interpreter: Path, plan: ServePlan, argument: str, reason: str
+) -> None:
+    backend = SglangBackend(options(interpreter, arguments=(argument,)))
+    with pytest.raises(BackendError, match=f"{reason}.*a proxy before the server"):
         await backend.start(plan)
 
 

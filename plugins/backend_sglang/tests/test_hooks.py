@@ -88,6 +88,17 @@ def test_one_request_without_drafts_takes_its_batch_along(skips: Variable) -> No
     assert depth_for(one, None) == 3
 
 
+@pytest.mark.parametrize("policy", ["ignore", "refuse"])
+def test_where_no_such_request_is_taken_none_slows_down_others(
+    skips: Variable, policy: str
+) -> None:
+    """Whatever route it came by: not all of them lead through our part of the server."""
+    one = half(requests_without_drafts=policy)
+    assert depth_for(one, PLAIN) == 3
+    assert depth_for(one, None, PLAIN) == 3
+    assert skips.value is False
+
+
 def test_without_a_drafter_nobody_drafts(skips: Variable) -> None:
     one = half()
     assert one.swap is not None

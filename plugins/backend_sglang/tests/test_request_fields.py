@@ -10,7 +10,12 @@ import httpx
 import pytest
 
 from aurora_backend_sglang.engine.answer_statistics import AnswerStatistics
-from aurora_backend_sglang.engine.request_fields import RequestFields, UnfitField, translate
+from aurora_backend_sglang.engine.request_fields import (
+    RequestFields,
+    UnfitField,
+    refusal_of_plain,
+    translate,
+)
 
 URL = "/v1/chat/completions"
 
@@ -28,7 +33,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
     async def generate(body: dict[str, Any]) -> dict[str, Any]:
         return body
 
-    app.add_middleware(RequestFields, statistics=AnswerStatistics(), drafts_chains=True)
+    app.add_middleware(RequestFields, statistics=AnswerStatistics())
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         yield client
@@ -62,9 +67,43 @@ async def test_what_does_not_fit_is_answered_with_a_sentence(client) -> None:
     assert "SGLang holds one drafter" in answer.json()["error"]["message"]
 
 
-def test_a_tree_of_drafts_cannot_be_left_out() -> None:
-    with pytest.raises(UnfitField, match="no step without drafts where it drafts trees"):
-        translate({"aurora": {"drafter": "none"}}, chat=True, drafts_chains=False)
+@pytest.mark.parametrize(
+    ("policy", "drafts_chains", "sentence"),
+    [
+        ("allow", True, ""),
+        ("ignore", True, ""),
+        ("ignore", False, ""),
+        ("allow", False, "no step without drafts where it drafts trees"),
+        ("refuse", False, "no step without drafts where it drafts trees"),
+        ("refuse", True, "would slow down those beside it, and this server takes none"),
+    ],
+)
+def test_whoever_asks_for_no_drafts_is_told_if_it_gets_some(
+    policy: str, drafts_chains: bool, sentence: str
+) -> None:
+    refusal = refusal_of_plain(policy, drafts_chains=drafts_chains)
+    assert sentence in refusal and bool(sentence) == bool(refusal)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"aurora": {"drafter": "none"}},
+        {"custom_params": {"aurora": {"drafter": "none"}}},
+        {"sampling_params": {"custom_params": {"aurora": {"drafter": "none"}}}},
+        {"sampling_params": [{}, {"custom_params": {"aurora": {"drafter": "none"}}}]},
+    ],
+)
+async def test_no_place_of_the_wish_goes_round_a_refusal(body: dict[str, Any]) -> None:
+    async def app(*_: Any) -> None:
+        pytest.fail("the request went through")
+
+    server = RequestFields(app, statistics=AnswerStatistics(), refusal="not here")
+    transport = httpx.ASGITransport(app=server)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        url = "/generate" if "sampling_params" in body else URL
+        answer = await client.post(url, json=body)
+        assert (answer.status_code, answer.json()["message"]) == (400, "not here")
 
 
 async def test_sglangs_own_route_is_held_to_the_same(client) -> None:
@@ -83,7 +122,7 @@ async def test_token_ids_of_a_streamed_chat_are_asked_for_in_sglangs_words(clien
     assert (await client.post(URL, json=body)).json() == {"stream": True, **asked}
     whole = {"stream": False, "return_token_ids": True}
     assert (await client.post(URL, json=whole)).json() == whole
-    assert translate(body, chat=False, drafts_chains=True) == body
+    assert translate(body, chat=False) == body
 
 
 @pytest.mark.parametrize(
@@ -98,4 +137,4 @@ async def test_token_ids_of_a_streamed_chat_are_asked_for_in_sglangs_words(clien
 )
 def test_unfit_fields_are_told(fields: Any, sentence: str) -> None:
     with pytest.raises(UnfitField, match=sentence):
-        translate({"aurora": fields}, chat=True, drafts_chains=True)
+        translate({"aurora": fields}, chat=True)

@@ -96,6 +96,38 @@ def export(
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
+def serving_command(
+    folder: Path, *, layout: str, target: str, num_speculative_tokens: int
+) -> list[str]:
+    """Return program and arguments of the engine that serves a folder without Aurora.
+
+    Args:
+        folder: with a checkpoint in that layout.
+        layout: `eagle3`, `sglang` or `speculators`; there is none for others.
+        target: directory or hub id.
+        num_speculative_tokens: length of the chains.
+    """
+    if layout == "sglang":
+        return [
+            *("sglang", "serve", "--model-path", target),
+            *("--speculative-algorithm", "EAGLE3"),
+            *("--speculative-draft-model-path", str(folder)),
+            *("--speculative-num-steps", str(num_speculative_tokens)),
+            *("--speculative-eagle-topk", "1"),
+            # SGLang counts the root too.
+            *("--speculative-num-draft-tokens", str(num_speculative_tokens + 1)),
+        ]
+    if layout not in ("eagle3", "speculators"):
+        return []
+    # Without the method, vLLM guesses it from the folder's name.
+    drafting = {
+        "method": "eagle3",
+        "model": str(folder),
+        "num_speculative_tokens": num_speculative_tokens,
+    }
+    return ["vllm", "serve", target, "--speculative-config", json.dumps(drafting)]
+
+
 def _for_sglang(config: dict[str, Any], target: TargetSpec) -> dict[str, Any]:
     layers = config["aurora"]["aux_layers"]
     if not all(1 <= layer < target.num_layers for layer in layers):

@@ -152,6 +152,17 @@ class Eagle3Speculator(Speculator):
             num_speculative_tokens=num_speculative_tokens,
         )
 
+    @classmethod
+    def serving_command(
+        cls, folder: Path, *, layout: str, target: str, num_speculative_tokens: int
+    ) -> Sequence[str]:
+        """Return the command line of a stock SGLang or vLLM."""
+        from aurora_eagle import exports
+
+        return exports.serving_command(
+            folder, layout=layout, target=target, num_speculative_tokens=num_speculative_tokens
+        )
+
     def drafter(self, module: nn.Module, *, dtype: torch.dtype, device: torch.device) -> Drafter:
         """Return the serving drafter of a network."""
         from aurora_eagle.drafter import Eagle3Drafter

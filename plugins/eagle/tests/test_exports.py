@@ -116,3 +116,32 @@ def test_a_residual_that_sglang_does_not_know_is_refused(
     other = Eagle3Speculator(Eagle3Options(), target)
     with pytest.raises(CheckpointError, match=r"has norm_before_residual, which SGLang does not"):
         other.export(tmp_path, tmp_path / "out", layout="sglang", num_speculative_tokens=3)
+
+
+def test_the_command_that_serves_an_export_names_every_flag_of_its_engine(tmp_path: Path) -> None:
+    def command(layout: str) -> list[str]:
+        return list(
+            Eagle3Speculator.serving_command(
+                tmp_path, layout=layout, target="owner/model", num_speculative_tokens=5
+            )
+        )
+
+    program, subcommand, *pairs = command("sglang")
+    assert (program, subcommand) == ("sglang", "serve")
+    assert dict(zip(pairs[::2], pairs[1::2], strict=True)) == {
+        "--model-path": "owner/model",
+        "--speculative-algorithm": "EAGLE3",
+        "--speculative-draft-model-path": str(tmp_path),
+        "--speculative-num-steps": "5",
+        "--speculative-eagle-topk": "1",
+        "--speculative-num-draft-tokens": "6",
+    }
+    for layout in ("eagle3", "speculators"):
+        *start, drafting = command(layout)
+        assert start == ["vllm", "serve", "owner/model", "--speculative-config"]
+        assert json.loads(drafting) == {
+            "method": "eagle3",
+            "model": str(tmp_path),
+            "num_speculative_tokens": 5,
+        }
+    assert command("module") == []

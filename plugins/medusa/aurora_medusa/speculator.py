@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -120,6 +121,20 @@ class MedusaSpeculator(Speculator):
         from aurora_medusa import checkpoint
 
         return checkpoint.load(path, weights, target=self.target)
+
+    @classmethod
+    def serving_command(
+        cls, folder: Path, *, layout: str, target: str, num_speculative_tokens: int
+    ) -> Sequence[str]:
+        """Return the command line of a stock vLLM."""
+        if layout != "medusa":
+            return ()
+        drafting = {
+            "method": "medusa",
+            "model": str(folder),
+            "num_speculative_tokens": num_speculative_tokens,
+        }
+        return ("vllm", "serve", target, "--speculative-config", json.dumps(drafting))
 
     def drafter(self, module: nn.Module, *, dtype: torch.dtype, device: torch.device) -> Drafter:
         """Return the serving drafter of a network.

@@ -18,7 +18,8 @@ from aurora_backend_sglang.engine.recorder import Recorder
 from aurora_backend_sglang.engine.request_facts import finish_reason_of
 from aurora_backend_sglang.engine.request_fields import wants_no_drafts
 from aurora_backend_sglang.engine.settings import EngineSettings
-from aurora_backend_sglang.engine.status import SECTION, ControlCall, describe
+from aurora_backend_sglang.engine.status import SECTION, ControlCall, TargetState, describe
+from aurora_backend_sglang.engine.target_check import TargetCheck, check_of
 from aurora_core.records import NO_DRAFTER
 
 _EAGLE = "sglang.srt.speculative"
@@ -34,6 +35,7 @@ class EngineHalf:
     start_recorder: Callable[[EngineSettings], Recorder | None]
     recorder: Recorder | None = None
     swap: DrafterSwap | None = None
+    target: TargetCheck | None = None
     acknowledged: int = 0
     plain: tuple[bool, ...] = ()
     """Of the batch at hand: which requests are to be decoded without drafts."""
@@ -85,7 +87,11 @@ class EngineHalf:
 
     def scheduler_made(self, _: Any, scheduler: Any, *args: Any, **options: Any) -> None:
         """Begin with what was there at start."""
+        from sglang.srt.runtime_context import get_parallel
+
         self.recorder, self.swap = self.start_recorder(self.settings), DrafterSwap(self.settings)
+        model = scheduler.tp_worker.model_runner.model
+        self.target = check_of(model, num_ranks=get_parallel().tp_size)
         if self.recorder is not None:
             from sglang.srt.managers.scheduler_components import output_streamer
 
@@ -102,8 +108,9 @@ class EngineHalf:
             _guarded(recorder, lambda: recorder.prefill_read(batch, result.logits_output))
 
     def batch_begun(self, worker: Any, batch: Any, *args: Any, **options: Any) -> None:
-        """See what the requests of a batch wish; without requests there is nothing to wish."""
-        self.plain = tuple(wants_no_drafts(request) for request in batch.reqs)
+        """See what the requests of a batch wish, by whatever route they came."""
+        may = self.settings.requests_without_drafts == "allow"
+        self.plain = tuple(may and wants_no_drafts(request) for request in batch.reqs)
 
     def drafted(self, stock: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Take the time of drafting."""
@@ -216,6 +223,7 @@ class EngineHalf:
                 controller.scheduler,
                 self.recorder,
                 self.swap,
+                TargetState() if self.target is None else self.target.state(),
                 missing=self.missing(),
                 after=self.acknowledged,
             )
@@ -227,6 +235,8 @@ class EngineHalf:
             return stock(state, request)
         if call.requests_after is not None:
             self.acknowledged = call.requests_after
+        if call.check_target and self.target is not None:
+            self.target.ask()
         if call.without_drafter:
             self.swap.forget()
             if self.recorder is not None:

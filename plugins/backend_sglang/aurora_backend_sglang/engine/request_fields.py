@@ -1,7 +1,7 @@
 """Aurora's field of a request, in the words of a stock SGLang server.
 
     aurora.record, aurora.tenant, aurora.route   ->  custom_params, which reach the scheduler
-    aurora.drafter: none                         ->  custom_params; refused where trees are drafted
+    aurora.drafter: none                         ->  custom_params, or a refusal
     return_token_ids of a streamed chat          ->  SGLang's own section at the end of the stream
 
 SGLang ignores what it does not know: a client that asked not to be recorded, or to be answered
@@ -42,13 +42,35 @@ class UnfitField(Exception):
     """A request asks for what this engine cannot do; the message is for the client."""
 
 
-def translate(body: Mapping[str, Any], *, chat: bool, drafts_chains: bool) -> dict[str, Any]:
+def refusal_of_plain(policy: str, *, drafts_chains: bool) -> str:
+    """Return what a client is told that asks for no drafts; empty if its request is taken.
+
+    Args:
+        policy: `allow`, `ignore` or `refuse`, as the backend's options say.
+        drafts_chains: the server drafts chains, and can decode without drafts.
+    """
+    if policy == "ignore":
+        return ""
+    if not drafts_chains:
+        return (
+            "`aurora.drafter` must be `live`: SGLang has no step without drafts where it drafts "
+            "trees, and none with `NGRAM` and `STANDALONE`"
+        )
+    if policy == "refuse":
+        return (
+            "`aurora.drafter` must be `live`: a request without drafts would slow down those "
+            "beside it, and this server takes none (`backend.requests_without_drafts`)"
+        )
+    return ""
+
+
+def translate(body: Mapping[str, Any], *, chat: bool, refusal: str = "") -> dict[str, Any]:
     """Return the body of a request in SGLang's own words.
 
     Args:
         body: as the client sent it.
         chat: it is one for `CHAT`.
-        drafts_chains: the server drafts chains, and can decode without drafts.
+        refusal: what is answered to a request that is to be decoded without drafts; empty takes it.
 
     Raises:
         UnfitField: the field has an unfit value, or asks for another drafter.
@@ -60,7 +82,7 @@ def translate(body: Mapping[str, Any], *, chat: bool, drafts_chains: bool) -> di
     if FIELD not in body:
         return translated
     fields = translated.pop(FIELD)
-    check(fields, drafts_chains=drafts_chains)
+    check(fields, refusal=refusal)
     own = translated.get("custom_params")
     translated["custom_params"] = {
         **(own if isinstance(own, Mapping) else {}),
@@ -69,7 +91,7 @@ def translate(body: Mapping[str, Any], *, chat: bool, drafts_chains: bool) -> di
     return translated
 
 
-def check(fields: Any, *, drafts_chains: bool) -> None:
+def check(fields: Any, *, refusal: str = "") -> None:
     """Raise UnfitField for a field with an unfit value, or one that asks for another drafter."""
     if not isinstance(fields, Mapping):
         raise UnfitField("`aurora` must be an object")
@@ -79,11 +101,8 @@ def check(fields: Any, *, drafts_chains: bool) -> None:
     drafter = fields.get("drafter", "live")
     if drafter not in (None, "live", NO_DRAFTS):
         raise UnfitField("`aurora.drafter` must be `live` or `none`: SGLang holds one drafter")
-    if drafter == NO_DRAFTS and not drafts_chains:
-        raise UnfitField(
-            "`aurora.drafter` must be `live`: SGLang has no step without drafts where it drafts "
-            "trees"
-        )
+    if drafter == NO_DRAFTS and refusal:
+        raise UnfitField(refusal)
     if not isinstance(fields.get("record", True), bool):
         raise UnfitField("`aurora.record` must be true or false")
     for key in ("tenant", "route"):
@@ -92,13 +111,16 @@ def check(fields: Any, *, drafts_chains: bool) -> None:
             raise UnfitField(f"`aurora.{key}` must be text of at most {_MAX_LABEL} characters")
 
 
-def check_generate(body: Mapping[str, Any], *, drafts_chains: bool) -> None:
-    """Raise UnfitField for an unfit field in a request of SGLang's own `/generate`."""
+def check_custom(body: Mapping[str, Any], *, refusal: str = "") -> None:
+    """Raise UnfitField for an unfit field among SGLang's own custom parameters.
+
+    They stand in the body itself, or in `sampling_params` of SGLang's own `/generate`.
+    """
     given = body.get("sampling_params")
-    for parameters in given if isinstance(given, list) else [given]:
+    for parameters in (body, *(given if isinstance(given, list) else [given])):
         custom = parameters.get("custom_params") if isinstance(parameters, Mapping) else None
         if isinstance(custom, Mapping) and FIELD in custom:
-            check(custom[FIELD], drafts_chains=drafts_chains)
+            check(custom[FIELD], refusal=refusal)
 
 
 def wants_streamed_ids(body: Mapping[str, Any], *, chat: bool) -> bool:
@@ -122,15 +144,15 @@ class RequestFields:
     """ASGI middleware that translates completions; everything else passes through untouched."""
 
     def __init__(
-        self, app: Application, *, statistics: AnswerStatistics, drafts_chains: bool
+        self, app: Application, *, statistics: AnswerStatistics, refusal: str = ""
     ) -> None:
         """
         Args:
             app: the rest of the server.
             statistics: of the requests that this process answers.
-            drafts_chains: see `translate`.
+            refusal: see `translate`.
         """
-        self._app, self._statistics, self._drafts_chains = app, statistics, drafts_chains
+        self._app, self._statistics, self._refusal = app, statistics, refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
@@ -144,11 +166,11 @@ class RequestFields:
         except ValueError:  # SGLang's own answer to it is the right one
             request = None
         try:
-            if path == GENERATE and isinstance(request, dict):
-                check_generate(request, drafts_chains=self._drafts_chains)
-            elif isinstance(request, dict) and (FIELD in request or request.get(TOKEN_IDS)):
+            if isinstance(request, dict):
+                check_custom(request, refusal=self._refusal)
+            if path != GENERATE and _is_for_us(request):
                 chat = path == CHAT
-                translated = translate(request, chat=chat, drafts_chains=self._drafts_chains)
+                translated = translate(request, chat=chat, refusal=self._refusal)
                 body = json.dumps(translated).encode()
                 scope = {**scope, "headers": with_length(scope["headers"], len(body))}
                 send = RewritingSender(send, self._field(request, chat=chat))
@@ -164,6 +186,10 @@ class RequestFields:
             chat_ids=wants_streamed_ids(request, chat=chat),
             with_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
         )
+
+
+def _is_for_us(request: Any) -> bool:
+    return isinstance(request, dict) and bool(FIELD in request or request.get(TOKEN_IDS))
 
 
 async def _refuse(send: Send, message: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aurora_backend_sglang.engine.answer_statistics import AnswerStatistics
-from aurora_backend_sglang.engine.request_fields import RequestFields
+from aurora_backend_sglang.engine.request_fields import RequestFields, refusal_of_plain
 from aurora_backend_sglang.engine.settings import TOKEN_VARIABLE, EngineSettings
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,9 @@ class ServerHalf:
         app.add_middleware(
             RequestFields,
             statistics=self.statistics,
-            drafts_chains=self.settings.drafts_chains,
+            refusal=refusal_of_plain(
+                self.settings.requests_without_drafts, drafts_chains=self.settings.drafts_chains
+            ),
         )
         # With a key for clients, SGLang does it itself, a little later.
         if not get_serving().api_key:

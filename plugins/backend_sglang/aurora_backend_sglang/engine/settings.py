@@ -46,6 +46,8 @@ class EngineSettings:
     feature_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     drafts_chains: bool = True
     """One branch is drafted at a time: only then can SGLang decode without drafts as well."""
+    requests_without_drafts: Literal["allow", "ignore", "refuse"] = "allow"
+    """What becomes of a request that asks to be decoded without drafts."""
     max_trace_tokens: int = 4096
     """Longer requests leave no trace; bounds the memory that recording takes."""
 

@@ -18,12 +18,32 @@ if TYPE_CHECKING:
 
 SECTION = "aurora"
 """Key of the section in `internal_states[0]`."""
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the section; the two halves must agree on it."""
 REQUESTS_AFTER = "aurora_requests_after"
 """Key in `/set_internal_state`: number of the last request that the controller knows of."""
 WITHOUT_DRAFTER = "aurora_without_drafter"
 """Key in `/set_internal_state`: 1 lets go of the drafter."""
+CHECK_TARGET = "aurora_check_target"
+"""Key in `/set_internal_state`: 1 has the target's weights hashed while the engine decodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetState:
+    """How far hashing the target's weights beside decoding has come, and what it found."""
+
+    possible: bool = False
+    num_asked: int = 0
+    num_done: int = 0
+    """Of them; the rest is under way."""
+    num_changed: int = 0
+    """Tensors that are not what they were when the first look ended."""
+    changed: tuple[str, ...] = ()
+    """Names of some of these."""
+    seconds: float = 0.0
+    """That the last look took."""
+    failure: str = ""
+    """Of the last look; it found nothing then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +57,7 @@ class EngineReport:
     versions_dir: str
     aux_layers: tuple[int, ...]
     num_speculative_tokens: int
+    requests_without_drafts: str
     live_version: int
     checksum: str
     verification_rule: str
@@ -49,6 +70,7 @@ class EngineReport:
     memory_mib: float
     """Resident memory of the scheduler process."""
     sink: SinkStats
+    target: TargetState
     finished: tuple[RequestStats, ...]
     """Since the number that was set last."""
 
@@ -58,6 +80,7 @@ def describe(
     scheduler: Any,
     recorder: Recorder,
     swap: DrafterSwap,
+    target: TargetState,
     *,
     missing: list[str],
     after: int,
@@ -70,6 +93,7 @@ def describe(
         versions_dir=settings.versions_dir,
         aux_layers=settings.needs.aux_layers,
         num_speculative_tokens=settings.num_speculative_tokens,
+        requests_without_drafts=settings.requests_without_drafts,
         live_version=swap.version,
         checksum=swap.checksum,
         verification_rule=recorder.rule,
@@ -80,6 +104,7 @@ def describe(
         num_waiting=len(scheduler.waiting_queue),
         memory_mib=_resident_mib(),
         sink=recorder.sink_stats(),
+        target=target,
         finished=tuple(recorder.finished_after(after)),
     )
     plain: dict[str, Any] = to_dict(report)
@@ -92,16 +117,18 @@ class ControlCall:
 
     requests_after: int | None
     without_drafter: bool
+    check_target: bool
 
     @classmethod
     def read(cls, values: Mapping[str, float]) -> ControlCall | None:
         """Return the call if it is one, else None."""
-        if REQUESTS_AFTER not in values and WITHOUT_DRAFTER not in values:
+        if not values.keys() & {REQUESTS_AFTER, WITHOUT_DRAFTER, CHECK_TARGET}:
             return None
         after = values.get(REQUESTS_AFTER)
         return cls(
             requests_after=None if after is None else int(after),
             without_drafter=bool(values.get(WITHOUT_DRAFTER, 0)),
+            check_target=bool(values.get(CHECK_TARGET, 0)),
         )
 
     def answer(self) -> Any:
