@@ -25,6 +25,7 @@ An engine without several lineages serves one kind of drafter at a time: a confi
 
 _SWAPS = {
     "none": "not while serving",
+    "restart": "when the engine starts",
     "pause": "while all requests wait",
     "live": "between two steps",
 }

@@ -292,6 +292,15 @@ class Backend(Component, ABC):
         """Return what the engine can do. Read once, before anything is started."""
 
     @property
+    def to_swap(self) -> str:
+        """Return what a person has to do before a version can go live.
+
+        For engines whose `hot_swap` is `restart`: the end of a sentence about a version that
+        would go live. `swap` is not called there.
+        """
+        return ""
+
+    @property
     @abstractmethod
     def url(self) -> str:
         """Return the base URL of the OpenAI-compatible API, without `/v1`."""

@@ -127,8 +127,9 @@ class Provides:
     """Shapes of proposals it can verify: `chain`, `tree`."""
     formats: frozenset[str] = frozenset()
     """Checkpoint formats it can load; `module` means it steps the speculator's own module."""
-    hot_swap: Literal["none", "pause", "live"] = "none"
-    """Whether and how a drafter can be replaced while serving."""
+    hot_swap: Literal["none", "restart", "pause", "live"] = "none"
+    """Whether and how a drafter can be replaced while serving. With `restart` a run records, learns
+    and judges, and `Backend.to_swap` says how a version goes live."""
     verification_rules: frozenset[str] = frozenset({"greedy"})
     """Values of `VerificationRule` in use."""
     num_resident_drafters: int = 1

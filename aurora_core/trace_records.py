@@ -21,7 +21,8 @@ TRACE_SCHEMA = 1
 """Version of the trace layout; a reader refuses any other."""
 
 NO_DRAFTER = -1
-"""Draft version of a verification step that ran without speculation."""
+"""Draft version of a verification step that ran without speculation, or with drafts of no
+version."""
 
 VerificationRule = Literal["greedy", "point_mass", "rejection", "greedy_always"]
 """How an engine accepts draft tokens.
@@ -64,7 +65,8 @@ class Steps:
     root: Tensor
     """int64 [S]. Position of the last committed token before the step; drafts hang below it."""
     version: Tensor
-    """int64 [S]. Draft version in force; `NO_DRAFTER` for a plain decoding step."""
+    """int64 [S]. Draft version in force; `NO_DRAFTER` for a plain decoding step, and for drafts
+    of something that the run does not publish."""
     bonus_token: Tensor
     """int64 [S]. The target's own token after the last accepted draft token."""
     num_accepted: Tensor

@@ -172,8 +172,11 @@ class Swapping(LiveDrafter):
         )
         verdict = self._decide(evidence)
         under_review = self.live is not None and candidate.version == self.live.version
-        changes_nothing = verdict.action in ("hold", "shadow", "canary") or (
-            under_review and verdict.action in ("promote", "drop")
+        waits = verdict.action == "promote" and self._backend.provides.hot_swap == "restart"
+        changes_nothing = (
+            waits
+            or verdict.action in ("hold", "shadow", "canary")
+            or (under_review and verdict.action in ("promote", "drop"))
         )
         if changes_nothing and (
             under_review or self._last_action == (candidate.version, verdict.action)
@@ -181,6 +184,12 @@ class Swapping(LiveDrafter):
             return  # heard before: the log holds decisions, not their repetition
         self._last_action = (candidate.version, verdict.action)
         self._record("verdict", candidate, verdict, evidence)
+        if waits:
+            # It stays the challenger: a run that can make it live judges it first.
+            reason = f"{name_of(candidate)} is ready, and waits: {self._backend.to_swap}"
+            waiting = Verdict(action="hold", reason=reason)
+            self._record("swap_waits", candidate, waiting, evidence)
+            return
         # A run that ends in the middle must not leave an engine that swapped and a state file
         # that does not know.
         with anyio.CancelScope(shield=True):

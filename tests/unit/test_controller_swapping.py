@@ -43,9 +43,18 @@ class AnsweringBackend(FakeBackend):
 
 
 class Harness:
-    def __init__(self, tmp_path, policy, *, live=None, previous=None, **backend):
+    def __init__(
+        self,
+        tmp_path,
+        policy,
+        *,
+        live=None,
+        previous=None,
+        backend_class=AnsweringBackend,
+        **backend,
+    ):
         self.path, self.policy = tmp_path, policy
-        self.backend = AnsweringBackend(FakeBackendOptions(**backend))
+        self.backend = backend_class(FakeBackendOptions(**backend))
         self.hooks, self.told, self.notes, self.drafts = [], [], [], {}
         self.now = 100.0
         self.traffic = LiveTraffic(started=self.now)
@@ -154,6 +163,40 @@ async def test_failed_swap_keeps_the_old_drafter_and_is_recorded(tmp_path, runni
     assert "draft_swapped" not in harness.names()
     await anyio.sleep(0.05)
     assert len(harness.lines("swap_failed")) == 1  # not tried again and again
+
+
+class RestartingBackend(AnsweringBackend):
+    """Takes a drafter only when it starts."""
+
+    @property
+    def provides(self):
+        return dataclasses.replace(super().provides, hot_swap="restart")
+
+    @property
+    def to_swap(self):
+        return "start it again"
+
+    async def swap(self, version):
+        raise AssertionError("nothing may be swapped here")
+
+
+async def test_engine_that_takes_drafters_at_its_start_is_never_asked_to_swap(tmp_path, running):
+    policy = ScriptedPolicy(v1="promote", v2="promote")
+    harness = Harness(tmp_path, policy, backend_class=RestartingBackend)
+    running(harness)
+    for version in (1, 2):
+        harness.swapping.publish(harness.draft(version))
+        await harness.until(lambda number=version: len(harness.lines("swap_waits")) == number)
+    seen = len(policy.seen)
+    await harness.until(lambda: len(policy.seen) > seen + 2)
+    lines = harness.lines()
+    assert [line["kind"] for line in lines] == ["verdict", "swap_waits"] * 2, "said once each"
+    assert lines[1]["verdict"]["action"] == "hold"
+    assert lines[1]["verdict"]["reason"] == "version 1 is ready, and waits: start it again"
+    assert harness.swapping.live is None
+    assert harness.swapping.challenger.version == 2, "a run that can swap judges it first"
+    assert harness.swapping.num_failed_swaps == 0
+    assert harness.names().count("swap_decided") == 4
 
 
 async def test_version_whose_weights_changed_on_disk_never_goes_live(tmp_path, running):

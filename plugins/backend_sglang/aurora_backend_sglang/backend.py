@@ -14,6 +14,12 @@ from aurora_backend_sglang.control_client import ControlClient
 from aurora_backend_sglang.drafter_session import DrafterSession
 from aurora_backend_sglang.engine.status import EngineReport
 from aurora_backend_sglang.environment import check_environment, check_version
+from aurora_backend_sglang.other_drafters import (
+    Algorithm,
+    algorithm_of,
+    check_nothing_live,
+    how_to_go_over,
+)
 from aurora_backend_sglang.same_run import check_same_run
 from aurora_backend_sglang.server_command import server_command, server_environment
 from aurora_backend_sglang.start_drafter import check_layers
@@ -63,7 +69,7 @@ class SglangBackend(Backend):
         """Return what stock SGLang with Aurora's plugin can do."""
         on_cpu = self.options.device == "cpu"
         takes_plain = self.options.requests_without_drafts == "allow"
-        return Provides(
+        provides = Provides(
             features=frozenset({"aux_hidden_states", "last_hidden_state", "target_logsumexp"}),
             branch_rows=True,
             topologies=frozenset({"chain"} if self.options.eagle_topk == 1 else {"chain", "tree"}),
@@ -75,6 +81,23 @@ class SglangBackend(Backend):
             num_resident_drafters=1,
             request_routing=self.options.eagle_topk == 1 and takes_plain,
         )
+        if self._algorithm == "EAGLE3":
+            return provides
+        rules = provides.verification_rules - {"rejection"}
+        return replace(
+            provides, hot_swap="restart", request_routing=False, verification_rules=rules
+        )
+
+    @property
+    def to_swap(self) -> str:
+        """Return how to go over from a drafter of SGLang's own to a version of EAGLE-3."""
+        if self._algorithm == "EAGLE3":
+            return ""
+        return how_to_go_over(self.options.arguments, self._algorithm)
+
+    @property
+    def _algorithm(self) -> Algorithm:
+        return algorithm_of(self.options.arguments)
 
     @property
     def url(self) -> str:
@@ -91,6 +114,7 @@ class SglangBackend(Backend):
                 Aurora's half or for another run.
         """
         check_layers(plan)
+        check_nothing_live(plan, self.options)
         self._plan, self._live = plan, plan.initial_version
         try:
             if self.options.url is not None:
@@ -111,6 +135,8 @@ class SglangBackend(Backend):
             BackendError: refused, or the engine loaded other weights; the previous drafter serves.
         """
         client, session = await self._running()
+        if self._algorithm != "EAGLE3":
+            raise BackendError(self.to_swap)
         if version is None:
             await self._switch_off(client)
             self._live = None
@@ -192,7 +218,8 @@ class SglangBackend(Backend):
             await server.wait_healthy(self._client.answers, options.start_timeout_s)
             check_version((await self._client.info()).version)
             await self._client.check_guarded()
-            await self._session.begin()
+            if self._algorithm == "EAGLE3":
+                await self._session.begin()
         except BaseException:
             await server.end()
             raise
@@ -205,7 +232,8 @@ class SglangBackend(Backend):
         check_version(info.version)
         check_same_run(url, info, plan, self.options)
         await self._client.check_guarded()
-        await self._session.begin()
+        if self._algorithm == "EAGLE3":
+            await self._session.begin()
         self._numbers.leave_out((await self._client.report(after=0)).finished)
         live, found = plan.initial_version, info.report.live_version
         if live is None and found != NO_DRAFTER:

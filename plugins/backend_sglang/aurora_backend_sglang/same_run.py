@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aurora_backend_sglang.config import SglangBackendOptions
 from aurora_backend_sglang.control_client import ServerInfo
+from aurora_backend_sglang.other_drafters import algorithm_of
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import ServePlan
 
@@ -23,12 +24,16 @@ def check_same_run(
         BackendError: the first thing that differs.
     """
     running = info.report
+    algorithm = algorithm_of(options.arguments)
+    # How SGLang's own drafters branch is the user's affair.
+    eagle_topk = options.eagle_topk if algorithm == "EAGLE3" else info.eagle_topk
     for what, has, wants in (
         ("target", running.target_fingerprint, plan.target.fingerprint),
         ("folder of versions", running.versions_dir, plan.versions_dir),
         ("layers to record", running.aux_layers, plan.needs.aux_layers),
         ("draft depth", running.num_speculative_tokens, plan.num_speculative_tokens),
-        ("number of branches", info.eagle_topk, options.eagle_topk),
+        ("drafting algorithm", running.algorithm, algorithm),
+        ("number of branches", info.eagle_topk, eagle_topk),
         (
             "rule for requests without drafts",
             running.requests_without_drafts,

@@ -13,6 +13,7 @@ from aurora_backend_sglang.engine.settings import (
     TOKEN_VARIABLE,
     EngineSettings,
 )
+from aurora_backend_sglang.other_drafters import algorithm_of, check_beside, may_name
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import ServePlan
 from aurora_core.records import NO_DRAFTER
@@ -46,12 +47,6 @@ NOT_REACHED = {
 }
 """Arguments with which the controller would not reach the server, and why."""
 
-WITHOUT_LEARNING = {
-    "NGRAM": "drafts from SGLang's own table of n-grams",
-    "STANDALONE": "drafts with a whole model that reads none of the target's hidden states",
-}
-"""Algorithms of SGLang that there is nothing of Aurora's to learn for or to swap into."""
-
 CPU_ARGUMENTS = (
     # Asked for as one, the backend that verifies trees is replaced on CPUs without matrix units.
     *("--attention-backend", "torch_native"),
@@ -67,14 +62,14 @@ CPU_ARGUMENTS = (
 
 
 def engine_settings(
-    plan: ServePlan, options: SglangBackendOptions, *, drafter: Path
+    plan: ServePlan, options: SglangBackendOptions, *, drafter: Path | None
 ) -> EngineSettings:
     """Return what the engine's half is told.
 
     Args:
         plan: of the run.
         options: of the backend.
-        drafter: folder of the checkpoint to start with.
+        drafter: folder of the checkpoint to start with; None where SGLang drafts by itself.
     """
     initial = plan.initial_version
     return EngineSettings(
@@ -82,21 +77,27 @@ def engine_settings(
         needs=plan.needs,
         versions_dir=plan.versions_dir,
         num_speculative_tokens=plan.num_speculative_tokens,
-        drafter_dir=str(drafter),
+        drafter_dir="" if drafter is None else str(drafter),
+        algorithm=algorithm_of(options.arguments),
         initial_version=NO_DRAFTER if initial is None else initial.version,
         initial_checksum="" if initial is None else initial.checksum,
         plugins=plan.plugins,
         sink=plan.sink if options.record else None,
         sink_options=plan.sink_options,
         feature_dtype=options.feature_dtype,
-        drafts_chains=options.eagle_topk == 1,
+        drafts_chains=options.eagle_topk == 1 and drafter is not None,
         requests_without_drafts=options.requests_without_drafts,
         max_trace_tokens=options.max_trace_tokens,
     )
 
 
 def server_command(
-    plan: ServePlan, options: SglangBackendOptions, *, drafter: Path, port: int, python: Path
+    plan: ServePlan,
+    options: SglangBackendOptions,
+    *,
+    drafter: Path | None,
+    port: int,
+    python: Path,
 ) -> list[str]:
     """Return the program and arguments that start the server.
 
@@ -104,7 +105,8 @@ def server_command(
         plan: of the run.
         options: of the backend.
         drafter: folder of an EAGLE-3 checkpoint with layers in SGLang's convention; `depths.json`
-            beside it tells SGLang which depths of drafting to hold ready.
+            beside it tells SGLang which depths of drafting to hold ready. None where SGLang
+            drafts by itself, as the user's own arguments say.
         port: to listen on.
         python: interpreter.
 
@@ -112,22 +114,17 @@ def server_command(
         BackendError: an argument of the user's is one that Aurora sets.
     """
     check_arguments(options.arguments)
-    num_steps = plan.num_speculative_tokens
     command = [str(python), "-m", "sglang.launch_server"]
     command += ["--model-path", plan.target.path, "--served-model-name", plan.target.name]
     command += ["--host", options.host, "--port", str(port)]
     command += ["--device", options.device, "--dtype", options.dtype]
     command += ["--random-seed", str(plan.seed), "--enable-metrics"]
     command += ["--max-running-requests", str(options.max_running_requests)]
-    command += ["--speculative-algorithm", "EAGLE3"]
-    command += ["--speculative-draft-model-path", str(drafter)]
-    command += ["--speculative-num-steps", str(num_steps)]
-    command += ["--speculative-eagle-topk", str(options.eagle_topk)]
-    # SGLang counts the root too.
-    command += ["--speculative-num-draft-tokens", str(options.num_draft_nodes(num_steps) + 1)]
-    if options.eagle_topk == 1:
-        command += ["--speculative-adaptive", "--speculative-adaptive-config"]
-        command += [str(depths_file(drafter))]
+    if drafter is not None:
+        command += _drafting(drafter, plan.num_speculative_tokens, options)
+    elif options.record:
+        # Graphs on a GPU are captured with the layers in them.
+        command.append("--enable-return-hidden-states")
     if options.max_total_tokens is not None:
         command += ["--max-total-tokens", str(options.max_total_tokens)]
     if options.max_context is not None:
@@ -137,6 +134,20 @@ def server_command(
     if options.device == "cpu":
         command += CPU_ARGUMENTS
     return [*command, *options.arguments]
+
+
+def _drafting(drafter: Path, num_steps: int, options: SglangBackendOptions) -> list[str]:
+    """Return the arguments of EAGLE-3."""
+    arguments = ["--speculative-algorithm", "EAGLE3"]
+    arguments += ["--speculative-draft-model-path", str(drafter)]
+    arguments += ["--speculative-num-steps", str(num_steps)]
+    arguments += ["--speculative-eagle-topk", str(options.eagle_topk)]
+    # SGLang counts the root too.
+    arguments += ["--speculative-num-draft-tokens", str(options.num_draft_nodes(num_steps) + 1)]
+    if options.eagle_topk == 1:
+        arguments += ["--speculative-adaptive", "--speculative-adaptive-config"]
+        arguments += [str(depths_file(drafter))]
+    return arguments
 
 
 def server_environment(
@@ -182,29 +193,17 @@ def depths_file(drafter: Path) -> Path:
 
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raise BackendError for arguments that Aurora sets itself."""
-    for number, argument in enumerate(arguments):
-        name, _, value = argument.partition("=")
-        name = name.replace("_", "-")
-        if name == "--speculative-algorithm":
-            check_algorithm(value or "".join(arguments[number + 1 : number + 2]))
+    algorithm = algorithm_of(arguments)
+    for argument in arguments:
+        name = argument.partition("=")[0].replace("_", "-")
+        check_beside(name, algorithm)
         if name in NOT_REACHED:
             raise BackendError(
                 f"`backend.arguments` names {name!r}, and {NOT_REACHED[name]}; leave it out, and "
                 "let a proxy before the server do that for clients"
             )
-        if name in RESERVED:
+        if name in RESERVED and not may_name(name, algorithm):
             raise BackendError(
                 f"`backend.arguments` names {name!r}, which Aurora sets itself or cannot work "
                 "with; leave it out"
             )
-
-
-def check_algorithm(name: str) -> None:
-    """Raise BackendError with the reason for an algorithm that cannot be part of the loop."""
-    reason = WITHOUT_LEARNING.get(name.upper())
-    if reason is not None:
-        raise BackendError(
-            f"`backend.arguments` asks SGLang for {name.upper()}, which {reason}: no speculator "
-            "of Aurora's learns that, so a run cannot use it; leave it out, or start such a server "
-            "without Aurora"
-        )

@@ -30,6 +30,7 @@ def sglang_command(
 
 def _command(config: Path, port: int) -> str:
     from aurora_backend_sglang.backend import SglangBackend
+    from aurora_backend_sglang.other_drafters import check_nothing_live
     from aurora_backend_sglang.server_command import server_command, server_environment
     from aurora_backend_sglang.start_drafter import check_layers
     from aurora_backend_sglang.start_files import write_start_files
@@ -49,6 +50,7 @@ def _command(config: Path, port: int) -> str:
     directory = RunDirectory(settings.run_dir)
     plan = build.plan_serving(parts, directory, initial=build.read_lineage(directory).live)
     check_layers(plan)
+    check_nothing_live(plan, options)
     files = anyio.run(write_start_files, plan, options)
     python = options.python.absolute()
     command = server_command(plan, options, drafter=files.drafter, port=port, python=python)

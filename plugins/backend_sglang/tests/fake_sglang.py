@@ -69,6 +69,7 @@ class FakeScheduler:
             "live_version": self.live,
             "checksum": self.checksum,
             "verification_rule": "greedy_always",
+            "algorithm": settings.algorithm,
             "num_faults": 0,
             "last_fault": "",
             "num_running": 0,

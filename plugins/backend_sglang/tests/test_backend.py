@@ -231,18 +231,6 @@ async def test_an_argument_that_would_shut_the_controller_out_is_refused(
         await backend.start(plan)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("--speculative-algorithm", "NGRAM"), ("--speculative_algorithm=standalone",)],
-)
-async def test_drafts_that_nobody_can_learn_are_refused_with_the_reason(
-    interpreter: Path, plan: ServePlan, arguments: tuple[str, ...]
-) -> None:
-    backend = SglangBackend(options(interpreter, arguments=arguments))
-    with pytest.raises(BackendError, match=r"(NGRAM|STANDALONE), which drafts .* leave it out"):
-        await backend.start(plan)
-
-
 @pytest.mark.parametrize(("eagle_topk", "possible"), [(1, True), (2, False)])
 def test_single_requests_go_without_drafts_where_chains_are_drafted(
     interpreter: Path, eagle_topk: int, possible: bool

@@ -29,9 +29,11 @@ def activate() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from aurora_backend_sglang.engine.hooks import EngineHalf
+    from aurora_backend_sglang.engine.other_drafts import OtherDraftsHalf
     from aurora_backend_sglang.engine.server_hooks import ServerHalf
 
-    halves: list[EngineHalf | ServerHalf] = [EngineHalf(settings, start_recorder)]
+    kind = EngineHalf if settings.algorithm == "EAGLE3" else OtherDraftsHalf
+    halves: list[EngineHalf | ServerHalf] = [kind(settings, start_recorder)]
     if multiprocessing.parent_process() is None:
         halves.append(ServerHalf(settings))
     for half in halves:

@@ -24,7 +24,7 @@ from aurora_backend_sglang.engine.captured_rows import capture, last_row_alone
 from aurora_backend_sglang.engine.recording import FinishReason, RequestRecording
 from aurora_backend_sglang.engine.request_facts import sampling_of, seconds_since_arrival
 from aurora_backend_sglang.engine.request_fields import wishes_of
-from aurora_backend_sglang.engine.verification import VerifiedStep, read_draft
+from aurora_backend_sglang.engine.verification import VerifiedStep, read_draft, without_filler
 from aurora_core.records import NO_DRAFTER, RequestStats, SinkStats, VerificationRule
 from aurora_core.trace_validation import first_problem
 
@@ -67,7 +67,8 @@ class Recorder:
         """
         self.rule = rule
         self.version = settings.initial_version
-        """Draft version in force; `NO_DRAFTER` while the placeholder is there."""
+        """Draft version in force; `NO_DRAFTER` while the placeholder is there, and where SGLang
+        drafts by itself."""
         self.draft_ms = 0.0
         """Time of the latest drafting, set right before its verification."""
         self.draft_ended = 0.0
@@ -134,6 +135,8 @@ class Recorder:
             draft = read_draft(tokens, first_child, next_sibling)
             count, first = int(num_committed[index]), index * num_nodes
             rows = accepted_rows[index, :count].tolist()
+            if self._settings.algorithm == "NGRAM":
+                draft = without_filler(draft, used={row - first for row in rows})
             order = [first, *(first + slot for slot in draft.slots)]
             number = {slot: node for node, slot in enumerate(draft.slots)}
             return VerifiedStep(

@@ -61,6 +61,8 @@ class EngineReport:
     live_version: int
     checksum: str
     verification_rule: str
+    algorithm: str
+    """What drafts, in SGLang's word."""
     num_faults: int
     last_fault: str
     num_running: int
@@ -95,6 +97,7 @@ def describe(
         live_version=swap.version,
         checksum=swap.checksum,
         verification_rule=recorder.rule,
+        algorithm=settings.algorithm,
         num_faults=recorder.num_faults,
         last_fault=recorder.last_fault,
         num_running=len(scheduler.running_batch.reqs),

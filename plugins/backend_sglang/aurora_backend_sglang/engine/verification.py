@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,32 @@ class VerifiedStep:
     def num_tokens(self) -> int:
         """Tokens that the step commits."""
         return len(self.accepted) + 1
+
+
+def without_filler(draft: Draft, used: Container[int]) -> Draft:
+    """Return a tree without what SGLang's n-gram drafter fills it up with to its full size.
+
+    It appends children of the root with token 0. One that was accepted by chance stays; a last
+    proposal of token 0 that was rejected is taken for filler too.
+
+    Args:
+        draft: as `read_draft` returned it.
+        used: slots of accepted nodes.
+    """
+    inner = set(draft.parents)
+    kept = list(range(len(draft.tokens)))
+    for node in reversed(range(len(draft.tokens))):
+        if draft.tokens[node] != 0 or draft.parents[node] != ROOT or node in inner:
+            break
+        if draft.slots[node] not in used:
+            kept.remove(node)
+    # Parents stand before what is left out or at the root, so that their indices stay.
+    return Draft(
+        tokens=[draft.tokens[node] for node in kept],
+        parents=[draft.parents[node] for node in kept],
+        depths=[draft.depths[node] for node in kept],
+        slots=[draft.slots[node] for node in kept],
+    )
 
 
 def read_draft(
