@@ -156,24 +156,16 @@ class PoisonExperiment:
             if run_dir is None or self._state(run_dir).champion != self.champion:
                 run_dir, warm_up = self._begin("always"), self.plan.warm_up
             async with self._served(self._under("always"), run_dir) as clients:
-                await clients.until(lambda num, least=warm_up: num >= least, most=self.plan.most)
+                await clients.until(partial(int.__le__, warm_up), most=self.plan.most)
                 self._must_speculate(run_dir)
                 first = len(clients.answers)
                 version = await self._publish(run_dir, poison, learner, clients)
-                await clients.until(
-                    lambda _, at=run_dir, wanted=version: self._state(at).champion == wanted,
-                    most=self.plan.most,
-                )
+                await clients.until(partial(self._is_live, run_dir, version), most=self.plan.most)
                 await clients.until(lambda num: num >= self.plan.unguarded, most=self.plan.most)
             before = clients.answers[first:]
             self.note("the policy is switched on: gate, guard and probation")
             async with self._served(self._under("gate"), run_dir) as clients:
-                await clients.until(
-                    lambda num, at=run_dir, poisoned=version: (
-                        num >= self.plan.watch and self._state(at).champion != poisoned
-                    ),
-                    most=self.plan.most,
-                )
+                await clients.until(partial(self._is_off, run_dir, version), most=self.plan.most)
             answers = [*before, *clients.answers]
             self._conclude(
                 "always", learner, poison, version, run_dir, answers, policy_on=clients.began
@@ -231,6 +223,12 @@ class PoisonExperiment:
         if not await clients.until(lambda _: version in store.numbers(), most=self.plan.most):
             raise BackendError(f"nothing is published in {str(run_dir)!r}; its logs say why")
         return version
+
+    def _is_live(self, run_dir: Path, version: int, num_answers: int) -> bool:
+        return self._state(run_dir).champion == version
+
+    def _is_off(self, run_dir: Path, version: int, num_answers: int) -> bool:
+        return num_answers >= self.plan.watch and not self._is_live(run_dir, version, num_answers)
 
     def _is_settled(self, run_dir: Path, version: int, num_answers: int) -> bool:
         """Whether the champion serves, and the version is neither on trial nor about to be live."""
