@@ -75,7 +75,8 @@ def test_a_published_drafter_is_version_1_and_live(
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["norm_before_residual"] is True
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 4
-    assert load_file(tmp_path / "out" / "model.safetensors").keys() == original.keys()
+    exported = load_file(tmp_path / "out" / "model.safetensors")
+    assert exported.keys() - {"embed_tokens.weight"} == original.keys()
 
 
 def test_a_drafter_that_cannot_be_read_ends_the_run_in_a_sentence(

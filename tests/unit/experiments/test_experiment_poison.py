@@ -44,7 +44,7 @@ from tests.unit.test_controller_run import target as make_target
 target = make_target
 
 PLAN = PoisonPlan(
-    concurrency=2, max_tokens=24, num_prompts=4, warm_up=16, unguarded=8, watch=24, most=4000
+    concurrency=2, max_tokens=24, num_prompts=4, warm_up=16, unguarded=8, watch=24, most=1000
 )
 
 
@@ -136,7 +136,8 @@ def experiment(tmp_path, target, source, monkeypatch):
         config = make_config(
             tmp_path / "unused",
             target=str(target),
-            backend={"name": "fake", "step_ms": 0.05, "max_answer_tokens": 24} | backend,
+            # Fast enough for a test, and slow enough that probation outlasts a few looks.
+            backend={"name": "fake", "step_ms": 1.0, "max_answer_tokens": 24} | backend,
         )
         return PoisonExperiment(
             config, plugins, PLAN, source=source, folder=tmp_path / "out", note=lambda text: None
