@@ -59,7 +59,7 @@ class Server:
                 return {"id": "one", "choices": [{"message": {"content": "ab"}}]}
             return StreamingResponse(self.stream(body), media_type="text/event-stream")
 
-        app.add_middleware(RequestFields, statistics=self.statistics, drafts_chains=True)
+        app.add_middleware(RequestFields, statistics=self.statistics)
         transport = httpx.ASGITransport(app=app)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://server")
 
