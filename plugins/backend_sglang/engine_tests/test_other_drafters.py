@@ -54,8 +54,7 @@ def test_every_draft_is_recorded_and_no_answer_changes(
 ) -> None:
     traces = traces_of(server, reference)
     for trace in traces:
-        committed = sorted(trace.rows.position[trace.rows.position >= 0].tolist())
-        assert committed == list(range(trace.token_ids.numel() - 1))
+        assert _rows_from(trace) == 0
     assert any(_branches(trace) for trace in traces) == (CHAIN not in arguments)
 
 
@@ -66,11 +65,7 @@ def test_what_was_answered_before_is_drafted_and_its_rows_stay_in_place(
     traces = traces_of(server, reference)
     assert any(bool(trace.nodes.accepted.any()) for trace in traces)
     for trace in traces:
-        positions = trace.rows.position[trace.rows.position >= 0]
-        assert 20 <= int(positions.min()) < trace.prompt_len, "the cache did not have the prompt"
-        assert positions.sort().values.tolist() == list(
-            range(int(positions.min()), trace.token_ids.numel() - 1)
-        )
+        assert 20 <= _rows_from(trace) < trace.prompt_len, "the cache did not have the prompt"
     assert server.report().num_faults == 0
 
 
@@ -99,6 +94,16 @@ def test_a_version_waits_for_a_restart(server: RunningServer) -> None:
     with pytest.raises(BackendError, match=r"only when it starts.*'backend.arguments=\[\]'"):
         server.swap(version)
     assert server.status().live_version == NO_DRAFTER
+
+
+def _rows_from(trace: Trace) -> int:
+    """Return the first position with a row; all behind it have one, but perhaps the last."""
+    positions = sorted(trace.rows.position[trace.rows.position >= 0].tolist())
+    assert positions == list(range(positions[0], positions[-1] + 1))
+    # An accepted draft that ends the answer has been read, a token that was only sampled has not.
+    num_tokens = trace.token_ids.numel()
+    assert positions[-1] in (num_tokens - 2, num_tokens - 1)
+    return int(positions[0])
 
 
 def _branches(trace: Trace) -> bool:

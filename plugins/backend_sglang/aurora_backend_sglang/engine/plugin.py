@@ -32,8 +32,8 @@ def activate() -> None:
     from aurora_backend_sglang.engine.other_drafts import OtherDraftsHalf
     from aurora_backend_sglang.engine.server_hooks import ServerHalf
 
-    kind = EngineHalf if settings.algorithm == "EAGLE3" else OtherDraftsHalf
-    halves: list[EngineHalf | ServerHalf] = [kind(settings, start_recorder)]
+    engine_half = EngineHalf if settings.algorithm == "EAGLE3" else OtherDraftsHalf
+    halves: list[EngineHalf | ServerHalf] = [engine_half(settings, start_recorder)]
     if multiprocessing.parent_process() is None:
         halves.append(ServerHalf(settings))
     for half in halves:
