@@ -63,6 +63,8 @@ def check_identity(found: Mapping[str, Any], expected: Mapping[str, Any], folder
             continue
         if isinstance(ours, dict) and isinstance(theirs, dict):
             names = sorted(n for n in ours | theirs if ours.get(n) != theirs.get(n))
+            if not names:
+                continue  # an option that is newer than the folder, and not set
             ours, theirs = ({n: side.get(n) for n in names} for side in (ours, theirs))
         raise CheckpointError(
             f"what {str(folder)!r} holds was learned for {what} ({theirs!r}, now {ours!r}); "

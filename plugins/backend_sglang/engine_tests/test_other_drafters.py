@@ -21,7 +21,14 @@ TREE = "--speculative-num-steps 3 --speculative-eagle-topk 2 --speculative-num-d
 pytestmark = pytest.mark.sglang
 
 
-@pytest.fixture(scope="module", params=[NGRAM, f"{STANDALONE} {CHAIN}", f"{STANDALONE} {TREE}"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(NGRAM, id="ngram"),
+        pytest.param(f"{STANDALONE} {CHAIN}", id="chain"),
+        pytest.param(f"{STANDALONE} {TREE}", id="tree"),
+    ],
+)
 def arguments(request: pytest.FixtureRequest) -> str:
     """What an operator starts SGLang with, in one line."""
     line: str = request.param
@@ -45,38 +52,45 @@ def server(arguments: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def test_every_draft_is_recorded_and_no_answer_changes(
     server: RunningServer, reference: Reference, arguments: str
 ) -> None:
-    # Repeated, so that a table of n-grams has something to say.
-    prompts = [prompt(seed, 8) * 3 for seed in (1, 2, 3)]
+    traces = traces_of(server, reference)
+    for trace in traces:
+        committed = sorted(trace.rows.position[trace.rows.position >= 0].tolist())
+        assert committed == list(range(trace.token_ids.numel() - 1))
+    assert any(_branches(trace) for trace in traces) == (CHAIN not in arguments)
+
+
+def test_what_was_answered_before_is_drafted_and_its_rows_stay_in_place(
+    server: RunningServer, reference: Reference
+) -> None:
+    """Now a table of n-grams has something to say, and the prefix cache has the prompts."""
+    traces = traces_of(server, reference)
+    assert any(bool(trace.nodes.accepted.any()) for trace in traces)
+    for trace in traces:
+        positions = trace.rows.position[trace.rows.position >= 0]
+        assert 20 <= int(positions.min()) < trace.prompt_len, "the cache did not have the prompt"
+        assert positions.sort().values.tolist() == list(
+            range(int(positions.min()), trace.token_ids.numel() - 1)
+        )
+    assert server.report().num_faults == 0
+
+
+def traces_of(server: RunningServer, reference: Reference) -> list[Trace]:
+    """Return the traces of the same three requests, looked at as far as they do not differ."""
+    prompts = [prompt(seed, 24) for seed in (1, 2, 3)]
     answers = server.generate_all(prompts, 48)
     traces = []
     for one, answer in zip(prompts, answers, strict=True):
         assert answer["output_ids"] == reference.greedy(one, 48)
         trace = server.trace_of(answer["meta_info"]["id"])
         assert set(trace.steps.version.tolist()) == {NO_DRAFTER}
-        committed = sorted(trace.rows.position[trace.rows.position >= 0].tolist())
-        assert committed == list(range(trace.token_ids.numel() - 1))
+        assert not bool(trace.nodes.accepted.all())
         assert int((trace.rows.node >= 0).sum()) == int((~trace.nodes.accepted).sum())
         assert reference.largest_error(trace, num_nodes=12) < TOLERANCE
         stats = {one.request_id: one for one in server.finished(0)}[trace.trace_id]
         assert stats.num_steps == answer["meta_info"]["spec_verify_ct"]
         assert sum(stats.accepted_per_position) == answer["meta_info"]["spec_num_correct_drafts"]
         traces.append(trace)
-    accepted = [bool(value) for trace in traces for value in trace.nodes.accepted]
-    assert any(accepted) and not all(accepted), "nothing was accepted, or nothing rejected"
-    assert any(_branches(trace) for trace in traces) == (CHAIN not in arguments)
-    assert server.report().num_faults == 0
-
-
-def test_a_prefix_from_the_cache_shortens_the_trace_and_shifts_nothing(
-    server: RunningServer, reference: Reference
-) -> None:
-    shared = prompt(31, 30)
-    server.generate(shared, 8)
-    answer = server.generate([*shared, 5, 6, 7], 8)
-    trace = server.trace_of(answer["meta_info"]["id"])
-    first = int(trace.rows.position[trace.rows.position >= 0].min())
-    assert first >= 20, "the cache did not have the prefix"
-    assert reference.largest_error(trace, num_nodes=4) < TOLERANCE
+    return traces
 
 
 def test_a_version_waits_for_a_restart(server: RunningServer) -> None:

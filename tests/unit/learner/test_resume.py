@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from aurora_core.errors import CheckpointError
-from aurora_core.learner.lineage import check_continuable
+from aurora_core.learner.lineage import check_continuable, check_identity
 from aurora_core.learner.random_state import random_state, restore_random_state
 from aurora_core.records import TargetSpec
 from aurora_core.target.weights import TargetWeights
@@ -201,6 +201,13 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_training(
     (Path(plan.learner_dir) / "checkpoint.partial").mkdir(parents=True)
     assert learn(plan).events[-1].step == 4
     assert "no checkpoint was written, training goes on" in caplog.text
+
+
+def test_an_option_that_is_newer_than_the_folder_and_not_set_is_no_difference() -> None:
+    now = {"target_fingerprint": "t", "speculator": "s", "speculator_options": {"a": 1, "b": None}}
+    check_identity({**now, "speculator_options": {"a": 1}}, now, Path("learner"))
+    with pytest.raises(CheckpointError, match=r"other speculator options \({'a': 2}, now {'a': 1}"):
+        check_identity({**now, "speculator_options": {"a": 2}}, now, Path("learner"))
 
 
 def test_half_a_checkpoint_does_not_keep_the_last_of_a_full_disk(
