@@ -134,6 +134,9 @@ class FakeBackend(Backend):
         self._plan = self.started_with = plan
         self._live_of = {"": plan.initial_version}
         self._live_of |= {one.rule.name: one.initial_version for one in plan.lineages}
+        for lineage, version in self._live_of.items():
+            if version is not None and _weights_of(version).is_file():
+                self._look_for_noise(_weights_of(version).read_bytes(), version, lineage)
         self._failure = ""
         config = uvicorn.Config(
             openai_application(self),
@@ -191,7 +194,7 @@ class FakeBackend(Backend):
     def _load(self, version: DraftVersion, lineage: str) -> None:
         if version.version in self.options.fail_swaps_to:
             raise BackendError(f"the engine refused version {version.version}, as configured")
-        weights = Path(version.path) / "model.safetensors"
+        weights = _weights_of(version)
         if not weights.is_file():
             raise BackendError(f"version {version.version} has no weights at {str(weights)!r}")
         content = weights.read_bytes()
@@ -201,6 +204,9 @@ class FakeBackend(Backend):
                 f"version {version.version} was published with checksum "
                 f"{version.checksum[:12]} but its weights have {found[:12]}"
             )
+        self._look_for_noise(content, version, lineage)
+
+    def _look_for_noise(self, content: bytes, version: DraftVersion, lineage: str) -> None:
         if content.startswith(NOISE):
             self._noise[lineage, version.version] = float(content.removeprefix(NOISE) or 0)
 
@@ -368,6 +374,10 @@ class FakeBackend(Backend):
     def _acceptance_rate(self, lineage: str, version: int) -> float:
         rate = min(0.95, max(0.0, self.options.acceptance_per_version * (version + 1)))
         return self._noise.get((lineage, version), rate)
+
+
+def _weights_of(version: DraftVersion) -> Path:
+    return Path(version.path) / "model.safetensors"
 
 
 class _Server(uvicorn.Server):

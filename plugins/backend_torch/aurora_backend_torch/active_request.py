@@ -40,6 +40,9 @@ class ActiveRequest:
     tree: DraftTree = field(default_factory=lambda: DraftTree((), ()))
     """Their shape."""
     step_version: int = NO_DRAFTER
+    """Of the drafter that proposed them."""
+    asked_version: int = NO_DRAFTER
+    """Of the drafter that was asked in this step, whether or not it proposed anything."""
     first_token_at: float = 0.0
     last_token_at: float = 0.0
     num_steps: int = 0
@@ -47,7 +50,7 @@ class ActiveRequest:
     num_drafted: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
     versions: set[int] = field(default_factory=set)
-    """Drafters that proposed anything."""
+    """Drafters that were asked: one that is never sure enough to propose serves all the same."""
     batch_sizes: int = 0
     """Sum over steps, for the mean."""
 
@@ -79,8 +82,9 @@ class ActiveRequest:
         """Count the verification step in progress."""
         self.num_steps += 1
         self.batch_sizes += batch
+        if self.asked_version != NO_DRAFTER:
+            self.versions.add(self.asked_version)
         if self.tree.token_ids:
-            self.versions.add(self.step_version)
             self.num_speculative_steps += 1
             self.num_drafted += len(self.tree.token_ids)
             missing = self.tree.max_depth - len(self.accepted_per_position)

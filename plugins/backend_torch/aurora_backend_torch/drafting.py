@@ -52,6 +52,7 @@ class Drafting:
         max_nodes = self.max_nodes(len(decoding))
         for active in decoding:
             active.proposal, active.tree, active.step_version = None, DraftTree((), ()), NO_DRAFTER
+            active.asked_version = NO_DRAFTER
             version = self._version_for(active)
             if version == NO_DRAFTER or active.num_left < 2 or max_nodes < 1:
                 continue
@@ -96,6 +97,7 @@ class Drafting:
             return
         for active, proposal, tree in zip(requests, proposals, trees, strict=True):
             active.num_drafted_rows = len(active.token_ids) - 1
+            active.asked_version = version
             if proposal.token_ids:
                 active.proposal, active.tree, active.step_version = proposal, tree, version
             active.window.keep(REFILL_ROWS)

@@ -354,6 +354,24 @@ def test_a_drafter_that_misbehaves_is_put_aside_and_serving_goes_on(
     assert served.engine.live_version == NO_DRAFTER
 
 
+def test_a_drafter_that_proposes_nothing_serves_the_request_and_answers_for_it(
+    served: Served,
+) -> None:
+    """Whoever judges it must see that its requests make one token per step."""
+    [plain] = generate(served.engine, [request("a", PROMPTS[0])])
+    served.engine.swap(1, "")
+    drafter = served.engine._residents.get(1)
+    assert drafter is not None
+    nothing = Proposal(token_ids=[], parents=[], log_probs=[])
+    drafter.propose = lambda requests: [nothing for _ in requests]  # type: ignore[method-assign]
+    [output] = generate(served.engine, [request("b", PROMPTS[0])])
+    assert output == plain
+    without, with_it = served.engine.finished(0)
+    assert (without.min_draft_version, without.max_draft_version) == (NO_DRAFTER, NO_DRAFTER)
+    assert (with_it.min_draft_version, with_it.max_draft_version) == (1, 1)
+    assert (with_it.num_speculative_steps, with_it.num_drafted) == (0, 0)
+
+
 DECOYS = 2
 
 

@@ -162,7 +162,7 @@ async def test_poisons_reach_a_real_controller_as_a_learner_publishes_and_none_s
     assert [case.ever_live for case in report.cases] == [True, False, True]
     for case in (gate, always):
         assert case.replaced_by == 2 and case.num_until_back > 0
-        assert case.evidence_requests >= 8
+        assert case.evidence_requests >= 3
     assert canary.num_served >= 8
     assert all(case.num_failed == case.num_different == 0 for case in report.cases)
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["cases"]
