@@ -162,7 +162,8 @@ async def test_poisons_reach_a_real_controller_as_a_learner_publishes_and_none_s
     for case in (gate, always):
         assert case.replaced_by == 2 and case.num_until_back > 0
         assert case.evidence_requests >= 3
-    assert canary.num_served >= 8
+    # Eight, of which the engine may have told the controller before the clients had them.
+    assert canary.num_served >= 8 - PLAN.concurrency
     assert all(case.num_failed == case.num_different == 0 for case in report.cases)
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["cases"]
     # Nothing is run twice.
