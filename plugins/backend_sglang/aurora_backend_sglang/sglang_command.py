@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,13 +18,9 @@ def sglang_command(
 
     The files that it names are written first, into the run directory.
     """
-    from aurora_core.errors import AuroraError
+    from aurora_core.controller.attached_server import print_command
 
-    try:
-        print(_command(config, port))
-    except AuroraError as error:
-        sys.stderr.write(f"aurora: {error}\n")
-        raise typer.Exit(2) from error
+    print_command(lambda: _command(config, port))
 
 
 def _command(config: Path, port: int) -> str:
@@ -34,21 +29,10 @@ def _command(config: Path, port: int) -> str:
     from aurora_backend_sglang.server_command import server_command, server_environment
     from aurora_backend_sglang.start_drafter import check_layers
     from aurora_backend_sglang.start_files import write_start_files
-    from aurora_core.config import RunConfig
-    from aurora_core.controller import build
-    from aurora_core.controller.run_directory import RunDirectory
-    from aurora_core.errors import ConfigError
-    from aurora_core.plugins import Plugins
+    from aurora_core.controller.attached_server import plan_for
 
-    settings = RunConfig.load(config, ())
-    plugins = Plugins()
-    plugins.load(settings.plugins)
-    parts = build.build_parts(settings, plugins)
-    if not isinstance(parts.backend, SglangBackend):
-        raise ConfigError(f"`backend.name` of {str(config)!r} is not `sglang`; there is no command")
-    options = parts.backend.options
-    directory = RunDirectory(settings.run_dir)
-    plan = build.plan_serving(parts, directory, initial=build.read_lineage(directory).live)
+    backend, plan = plan_for(config, SglangBackend, "sglang")
+    options = backend.options
     check_layers(plan)
     check_nothing_live(plan, options)
     files = anyio.run(write_start_files, plan, options)
