@@ -43,8 +43,8 @@ class SpoolReader(TraceReader):
 
     Unreadable files are moved to `rejected/` and counted, files that disappear are forgotten:
     neither ends the learner. New traces are given in order of arrival, but not those behind which
-    `recent_traces` newer ones wait; replayed are above all the newest. Reasons in the sink's counts:
-    `rejected`, `duplicate`, `stale`, `evicted`, `expired`.
+    `recent_traces` newer ones wait; replayed are above all the newest. Reasons in the sink's
+    counts: `rejected`, `duplicate`, `stale`, `evicted`, `expired`.
 
     Not thread-safe.
     """
