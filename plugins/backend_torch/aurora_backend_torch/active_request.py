@@ -11,6 +11,7 @@ from aurora_backend_torch.draft_tree import DraftTree
 from aurora_backend_torch.generation import GenerationRequest, StepOutput
 from aurora_backend_torch.held_lineage import HeldLineage
 from aurora_backend_torch.kv_cache import KVCache
+from aurora_backend_torch.pacing import Pacing
 from aurora_core.interfaces import Proposal
 from aurora_core.records import NO_DRAFTER, RequestStats
 
@@ -28,6 +29,8 @@ class ActiveRequest:
     recorder: TraceRecorder | None
     """None when no trace is written."""
     lineage: HeldLineage
+    pacing: Pacing
+    """Leaves out drafts where they come to nothing."""
     token_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     """Rows of the target in the cache; the prompt is being prefilled while below its length."""
@@ -87,6 +90,7 @@ class ActiveRequest:
         if self.tree.token_ids:
             self.num_speculative_steps += 1
             self.num_drafted += len(self.tree.token_ids)
+            self.pacing.judge(num_accepted)
             missing = self.tree.max_depth - len(self.accepted_per_position)
             self.accepted_per_position += [0] * missing
             for position in range(num_accepted):

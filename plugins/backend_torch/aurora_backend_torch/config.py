@@ -42,6 +42,10 @@ class TorchBackendOptions(Options):
     max_draft_nodes: int = Field(default=60, ge=1)
     """Draft tokens of one request in one step, over all branches of a tree; a chain has at most
     `num_speculative_tokens`."""
+    draft_patience: int = Field(default=10, ge=0)
+    """Steps in a row of one request without an accepted draft, after which it is drafted for less
+    often: after pauses of 1, 2, 4, 8 and then 16 steps each, until a draft is accepted. 0 drafts in
+    every step."""
     sample_drafts: bool = False
     """Whether a request with a temperature gets drafts that are sampled as well, verified by
     rejection sampling. The output keeps the target's distribution, but with the same seed another

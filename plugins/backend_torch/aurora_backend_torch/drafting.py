@@ -56,6 +56,8 @@ class Drafting:
             version = self._version_for(active)
             if version == NO_DRAFTER or active.num_left < 2 or max_nodes < 1:
                 continue
+            if active.draft_version == version and active.pacing.skips():
+                continue
             if active.draft_version != version and active.num_steps:
                 if refills == REFILLS_PER_STEP:
                     continue
@@ -108,6 +110,7 @@ class Drafting:
             if (old := active.lineage.residents.get(active.draft_version)) is not None:
                 old.forget(active.request.request_id)
             active.draft_version = version
+            active.pacing.begin_anew()
             # A request's first step reads its whole prompt; a running one only a window.
             active.num_drafted_rows = max(root - REFILL_ROWS, 0) if active.num_steps else 0
         start, features = active.window.since(active.num_drafted_rows)

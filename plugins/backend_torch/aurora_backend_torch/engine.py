@@ -27,6 +27,7 @@ from aurora_backend_torch.drafting import Drafting
 from aurora_backend_torch.generation import GenerationRequest, QueueFull, StepOutput
 from aurora_backend_torch.held_lineage import HeldLineage
 from aurora_backend_torch.model import TargetModel
+from aurora_backend_torch.pacing import Pacing
 from aurora_backend_torch.shadowing import Shadowing
 from aurora_backend_torch.stepping import Stepper, StepResult
 from aurora_core.errors import BackendError
@@ -77,7 +78,9 @@ class Engine:
             max_verification_rows=options.resolved_verification_rows(model.device.type),
             sample_drafts=options.sample_drafts,
         )
-        self._shadowing = Shadowing(vocab_size=model.vocab_size)
+        self._shadowing = Shadowing(
+            vocab_size=model.vocab_size, draft_patience=options.draft_patience
+        )
         needs = union_of_needs((name, one.needs) for name, one in lineages.items())
         self._stepper = Stepper(
             model, drafting, self._shadowing, needs, max_prefill_rows=_PREFILL_ROWS
@@ -297,6 +300,7 @@ class Engine:
                     window=FeatureWindow(),
                     recorder=TraceRecorder() if lineage.reads_traces and request.record else None,
                     lineage=lineage,
+                    pacing=Pacing(self._options.draft_patience),
                     token_ids=list(request.prompt_token_ids),
                 )
             )

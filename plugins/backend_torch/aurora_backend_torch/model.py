@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aurora_backend_torch.kv_cache import KVCache, gather_addresses
+from aurora_backend_torch.weight_memory import WeightMemory
 from aurora_core import kernels
 from aurora_core.kernels import Decoder, DecoderShape, LayerWeights, RowPlan
 from aurora_core.target.weights import TargetWeights
@@ -43,6 +44,7 @@ class TargetModel:
             max_context: positions to prepare rotary tables for.
         """
         self.dtype, self.device = dtype, device
+        self._memory = WeightMemory()
         self.compute_dtype = torch.float32 if device.type == "cpu" else dtype
         self.num_layers = weights.num_layers
         self.num_kv_heads, self.head_dim = weights.num_key_value_heads, weights.head_dim
@@ -114,7 +116,8 @@ class TargetModel:
         kernels.argmax_logsumexp(self.logits(rows.last_hidden))
 
     def _matrix(self, tensor: Tensor) -> Tensor:
-        return tensor.to(device=self.device, dtype=self.dtype).contiguous()
+        matrix = tensor.to(device=self.device, dtype=self.dtype)
+        return self._memory.put(matrix) if matrix.device.type == "cpu" else matrix.contiguous()
 
     def _vector(self, tensor: Tensor) -> Tensor:
         return tensor.to(device=self.device, dtype=self.compute_dtype).contiguous()

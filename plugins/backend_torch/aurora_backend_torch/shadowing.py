@@ -22,6 +22,7 @@ from aurora_backend_torch.active_request import ActiveRequest
 from aurora_backend_torch.capture import FeatureWindow
 from aurora_backend_torch.draft_tree import ROOT, DraftTree
 from aurora_backend_torch.drafting import checked_tree
+from aurora_backend_torch.pacing import Pacing
 from aurora_core.interfaces import DraftRequest
 from aurora_core.records import ShadowStats
 
@@ -34,6 +35,8 @@ class ShadowedRequest:
 
     active: ActiveRequest
     version: int
+    pacing: Pacing
+    """As it would be served: what the two are compared by is tokens per step."""
     window: FeatureWindow = field(default_factory=FeatureWindow)
     root: int = 0
     """Position that it drafts below next, or has drafted below."""
@@ -82,7 +85,9 @@ class ShadowedRequest:
         for position in range(accepted):
             self.accepted_per_position[position] += 1
         self.num_steps += 1
-        self.num_drafted += len(self.tree.token_ids)
+        if self.tree.token_ids:
+            self.num_drafted += len(self.tree.token_ids)
+            self.pacing.judge(accepted)
         self.root += accepted + 1
         self.tree = None
 
@@ -107,12 +112,14 @@ class Shadowing:
         self,
         *,
         vocab_size: int,
+        draft_patience: int,
     ) -> None:
         """
         Args:
             vocab_size: of the target.
+            draft_patience: as of the requests themselves.
         """
-        self._vocab_size = vocab_size
+        self._vocab_size, self._draft_patience = vocab_size, draft_patience
         self._shadowed: dict[str, ShadowedRequest] = {}
 
     def begin(self, active: ActiveRequest) -> None:
@@ -120,7 +127,8 @@ class Shadowing:
         version = active.request.shadow
         # Where drafts are sampled, being accepted is no matter of the target's choice alone.
         if version is not None and active.request.sampling.rule != "rejection":
-            shadowed = ShadowedRequest(active, version, root=active.prompt_len)
+            pacing = Pacing(self._draft_patience)
+            shadowed = ShadowedRequest(active, version, pacing, root=active.prompt_len)
             self._shadowed[active.request.request_id] = shadowed
 
     def keep_rows(
@@ -145,6 +153,10 @@ class Shadowing:
             shadowed.judge()
             if shadowed.tree is None and shadowed.root < len(shadowed.active.token_ids):
                 if min(max_nodes, _num_left(shadowed) - 1) < 1:
+                    continue
+                if shadowed.pacing.skips():
+                    shadowed.num_steps += 1
+                    shadowed.root += 1
                     continue
                 by_drafter.setdefault(shadowed.drafter, []).append(shadowed)
         for drafter, some in by_drafter.items():
