@@ -165,7 +165,7 @@ def random_text(
         bool, typer.Option("--guard/--no-guard", help="Whether speculation may be switched off.")
     ] = True,
     controls: Annotated[
-        int, typer.Option(min=0, help="Prompts asked again in the end, without drafts on either.")
+        int, typer.Option(min=0, help="Prompts asked again, without drafts on either.")
     ] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Of prompts and sampling.")] = 0,
     plugin: PluginNames = None,

@@ -8,8 +8,10 @@ that both see the machine in the same state; the server that is not asked does n
 random letters, and answers are sampled at a high temperature from a seed, so both servers must give
 the same tokens.
 
-Two processes of one program are not equally fast: where their memory lies makes a percent or two.
-In the end server A is asked for no drafts as well, and what differs then is the servers themselves.
+Two processes of one program are not equally fast: where their memory lies makes some percent. So
+some prompts are asked of both once more with no drafts asked for, at once, for machines drift as
+well: what differs between the two answers then is the servers themselves, and what differs between
+the two answers of server A is what a drafter costs that is switched off.
 """
 
 from __future__ import annotations
@@ -73,6 +75,11 @@ class LossReport:
     """Over pairs in which neither had drafts because none were asked for; None without any."""
     num_controls: int
     """Of these pairs."""
+    loss_switched_off: Interval | None
+    """Of the server with a drafter against itself: answers that had no drafts, whether or not
+    because speculation is switched off, against the same asked for without; None without any."""
+    num_switched_off: int
+    """Of these answers."""
     events: tuple[tuple[str, str], ...]
     """(action, reason) of every verdict that changed what is live."""
 
@@ -104,7 +111,8 @@ async def measure_loss(
         temperature: of the sampling; 0 is greedy.
         seed: of prompts and sampling.
         guarded: whether the guard of the configuration is in force on server A.
-        num_controls: prompts asked once more in the end, without drafts on either server.
+        num_controls: prompts asked once more, without drafts on either server: evenly from the
+            second quarter on, so that they tell the guard nothing before it decides.
         domains: of the prompts.
         on_pair: called with the number of each pair that is done.
 
@@ -122,6 +130,9 @@ async def measure_loss(
     plain = configure(ARMS["none"], config)
     ours = config if guarded else configure(ARMS["static"], config)
     pairs: list[Pair] = []
+    controls: list[Pair] = []
+    switched_off: list[Pair] = []
+    again = _spread(num_controls, num_requests)
     async with contextlib.AsyncExitStack() as stack:
         endpoints = [
             await stack.enter_async_context(_served(one, plugins, run_dir, seed))
@@ -132,27 +143,32 @@ async def measure_loss(
                 max_tokens=max_tokens, temperature=temperature, seed=seed + number, record=False
             )
             pairs.append(await _ask_both(endpoints, prompt, settings, first=number % 2))
+            if number in again:
+                plain_settings = replace(settings, drafter="none")
+                first = len(controls) % 2
+                controls.append(await _ask_both(endpoints, prompt, plain_settings, first=first))
+                if not pairs[-1].drafted:
+                    seconds = controls[-1].seconds
+                    switched_off.append(replace(pairs[-1], plain_seconds=seconds))
             on_pair(number + 1)
-        controls = []
-        for number, prompt in enumerate(prompts[:num_controls]):
-            settings = RequestSettings(
-                max_tokens=max_tokens,
-                temperature=temperature,
-                seed=seed + number,
-                record=False,
-                drafter="none",
-            )
-            controls.append(await _ask_both(endpoints, prompt, settings, first=number % 2))
     lines = read_lines(with_drafter / "verdicts.jsonl")
-    return summarise(pairs, _events(lines), controls)
+    return summarise(pairs, _events(lines), controls, switched_off)
 
 
 def summarise(
     pairs: Sequence[Pair],
     events: Sequence[tuple[str, str]] = (),
     controls: Sequence[Pair] = (),
+    switched_off: Sequence[Pair] = (),
 ) -> LossReport:
     """Return the loss over some pairs, with intervals resampled over pairs.
+
+    Args:
+        pairs: answers of both servers.
+        events: (action, reason) of verdicts.
+        controls: answers of both that were asked for without drafts.
+        switched_off: answers without drafts, `plain_seconds` being those of the same server asked
+            for none.
 
     Raises:
         BackendError: there is no pair.
@@ -170,6 +186,8 @@ def summarise(
         loss_after=_loss([pair for pair in pairs if not pair.drafted]),
         loss_between_servers=_loss(controls),
         num_controls=len(controls),
+        loss_switched_off=_loss(switched_off),
+        num_switched_off=len(switched_off),
         events=tuple(events),
     )
 
@@ -180,7 +198,12 @@ def as_markdown(report: LossReport) -> str:
         ("all", report.num_pairs, report.loss),
         ("with drafts", report.num_drafted, report.loss_while_drafting),
         ("without drafts", report.num_pairs - report.num_drafted, report.loss_after),
-        ("asked for none, in the end", report.num_controls, report.loss_between_servers),
+        ("asked for none", report.num_controls, report.loss_between_servers),
+        (
+            "without drafts, against asked for none",
+            report.num_switched_off,
+            report.loss_switched_off,
+        ),
     )
     lines = ["| requests | number | time lost against no speculation |", "| --- | --- | --- |"]
     for name, count, loss in rows:
@@ -189,6 +212,15 @@ def as_markdown(report: LossReport) -> str:
     lines += ["", f"{report.num_different} of {report.num_pairs} answers different."]
     lines += [f"* {action}: {reason}" for action, reason in report.events]
     return "\n".join(lines)
+
+
+def _spread(count: int, num_requests: int) -> frozenset[int]:
+    """Return numbers of requests, evenly from the second quarter on; all of them if there are fewer
+    than asked for."""
+    first = num_requests // 4
+    room = num_requests - first
+    count = min(count, room)
+    return frozenset(first + place * room // count for place in range(count))
 
 
 def _let_the_guard_decide(run_dir: Path) -> None:

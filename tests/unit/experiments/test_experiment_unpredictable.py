@@ -27,6 +27,7 @@ def test_loss_weighs_requests_by_their_time():
         [pair(1.2, 1.0), pair(3.0, 3.0, drafted=False), pair(1.0, 1.0, drafted=False, same=False)],
         [("disable_speculation", "it is slower")],
         [pair(1.02, 1.0, drafted=False)],
+        [pair(1.01, 1.0, drafted=False)],
     )
     assert report.loss_between_servers.estimate == pytest.approx(0.02)
     assert report.loss.estimate == pytest.approx(0.04)
@@ -36,7 +37,8 @@ def test_loss_weighs_requests_by_their_time():
     assert (report.num_pairs, report.num_drafted, report.num_different) == (3, 1, 1)
     text = as_markdown(report)
     assert "| all | 3 | +4.0% [+0.0%, +20.0%] |" in text and "it is slower" in text
-    assert "| asked for none, in the end | 1 | +2.0% [+2.0%, +2.0%] |" in text
+    assert "| asked for none | 1 | +2.0% [+2.0%, +2.0%] |" in text
+    assert "| without drafts, against asked for none | 1 | +1.0% [+1.0%, +1.0%] |" in text
 
 
 def test_nothing_answered_is_one_sentence():
@@ -59,8 +61,19 @@ async def test_each_prompt_is_asked_of_both_servers(tmp_path, monkeypatch):
     assert serving.served == ["with-drafter", "without"] and done == [1, 2, 3, 4, 5, 6]
     assert (report.num_pairs, report.num_drafted, report.num_different) == (6, 6, 0)
     assert report.num_controls == 2
+    # Every answer of the fake server had drafts.
+    assert report.num_switched_off == 0 and report.loss_switched_off is None
     # The guard may switch it off: nobody pinned it.
     assert not read_run_state(tmp_path / "out" / "with-drafter" / "state.json").pinned
+
+
+@pytest.mark.parametrize(
+    ("count", "numbers"),
+    [(0, []), (2, [2, 5]), (3, [2, 4, 6]), (6, [2, 3, 4, 5, 6, 7]), (20, None)],
+)
+def test_controls_lie_evenly_behind_the_first_quarter(count, numbers):
+    expected = [2, 3, 4, 5, 6, 7] if numbers is None else numbers
+    assert sorted(unpredictable._spread(count, 8)) == expected
 
 
 def test_decisions_are_told_with_their_reasons():
