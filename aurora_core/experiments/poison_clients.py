@@ -70,7 +70,7 @@ class Clients:
                 ending.set()
 
     async def until(self, condition: Callable[[int], bool], *, most: int) -> bool:
-        """Return once a condition holds, and whether it does.
+        """Return once a condition holds and the latest request was answered, and whether so.
 
         Args:
             condition: given the number of answers since this was called.
@@ -80,12 +80,16 @@ class Clients:
             ServerGone: it does not answer any more.
         """
         first = len(self.answers)
-        while not condition(len(self.answers) - first):
+        # What a server leaves that is going away must not pass for what has settled.
+        while not condition(len(self.answers) - first) or self._failed_last():
             must_answer([one.error for one in self.answers[-PATIENCE:]])
             if len(self.answers) - first >= most:
                 return False
             await asyncio.sleep(_POLL_S)
         return True
+
+    def _failed_last(self) -> bool:
+        return bool(self.answers) and bool(self.answers[-1].error)
 
     async def _ask(self, endpoint: Endpoint, ending: asyncio.Event) -> None:
         # Nothing is learned from these requests, so nothing need be recorded.

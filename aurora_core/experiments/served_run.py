@@ -25,6 +25,8 @@ _POLL_S = 0.1
 _GRACE_S = 60.0
 """Seconds that a run has to wind down before it is killed."""
 _START_S = 900.0
+_ANSWER_S = 60.0
+"""Seconds that a run has for a plain question, however busy it is."""
 
 
 def as_server(config: RunConfig, plugins: Plugins, *, run_dir: Path, seed: int) -> RunConfig:
@@ -101,7 +103,7 @@ async def serve(
                 watching = asyncio.create_task(_expire_with(process, lasting))
                 try:
                     yield url
-                    async with httpx.AsyncClient(trust_env=False, timeout=_GRACE_S) as client:
+                    async with httpx.AsyncClient(trust_env=False, timeout=_ANSWER_S) as client:
                         gone = not await _answers(client, url)
                 finally:
                     watching.cancel()
