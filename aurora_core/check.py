@@ -43,11 +43,14 @@ def check_run(config: RunConfig, plugins: Plugins) -> str:
         )
     for name in config.lineages:
         lines += _check_lineage(config.of_lineage(name), name, plugins)
+    backend = build_component(plugins, "backends", config.backend)
     if config.lineages:
-        check_holds_lineages(config, build_component(plugins, "backends", config.backend))
+        check_holds_lineages(config, backend)
     _check_prompts(config)
     for name in ("", *config.lineages):
         RunDirectory(config.of_lineage(name).run_dir).check_usable()
+    backend.check()
+    _check_learners(config, plugins)
     lines += ["", *_check_target(config, plugins)]
     return "\n".join(lines)
 
@@ -65,6 +68,16 @@ def _check_lineage(config: RunConfig, name: str, plugins: Plugins) -> list[str]:
                 f"plugin {plugin.label}"
             )
     return lines
+
+
+def _check_learners(config: RunConfig, plugins: Plugins) -> None:
+    """See that every learner that the run would have can train with what it is told."""
+    from aurora_core.learner.trainer_check import check_trainer
+
+    for name in ("", *config.lineages):
+        one = config.of_lineage(name)
+        if plugins.resolve("speculators", one.speculator.name).trainable:
+            check_trainer(one.learner)
 
 
 def _check_prompts(config: RunConfig) -> None:

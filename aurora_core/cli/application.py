@@ -1,7 +1,7 @@
 """The `aurora` command: its subcommands, those of plugins, and what becomes of errors.
 
-Exit codes: 0 done, 1 crashed (with a traceback), 2 something the user can mend (one sentence on
-stderr), 130 interrupted.
+Exit codes: 0 done, 1 crashed (with a traceback) or a run that ended badly (one sentence on stderr),
+2 something the user can mend (one sentence on stderr), 130 interrupted.
 """
 
 from __future__ import annotations
