@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
@@ -48,7 +47,10 @@ def check_run(config: RunConfig, plugins: Plugins) -> str:
         check_holds_lineages(config, backend)
     _check_prompts(config)
     for name in ("", *config.lineages):
-        RunDirectory(config.of_lineage(name).run_dir).check_usable()
+        one = config.of_lineage(name)
+        RunDirectory(one.run_dir).check_usable()
+        defaults = run_defaults(one, "trace_sinks")
+        build_component(plugins, "trace_sinks", one.trace_sink, defaults=defaults).check()
     backend.check()
     _check_learners(config, plugins)
     lines += ["", *_check_target(config, plugins)]
@@ -97,14 +99,13 @@ def _check_prompts(config: RunConfig) -> None:
 def _check_target(config: RunConfig, plugins: Plugins) -> list[str]:
     from aurora_core.controller import build
     from aurora_core.errors import TargetError
-    from aurora_core.target.pull import pull_target
+    from aurora_core.target.pull import could_be_fetched, pull_target
     from aurora_core.target.spec import read_target_spec
 
-    is_path = config.target.startswith((".", "/", "~")) or Path(config.target).exists()
     try:
         directory = pull_target(config.target, offline=True)
     except TargetError:
-        if is_path:
+        if not could_be_fetched(config.target):
             raise
         return [
             f"# target {config.target}: not on this machine yet (`aurora target pull "
