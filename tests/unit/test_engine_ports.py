@@ -42,7 +42,7 @@ def test_a_host_that_nobody_knows_is_one_sentence(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     with pytest.raises(
-        BackendError, match=r"nobody:0 \(name or service not known\); set backend.ho"
+        BackendError, match=r"nobody:0 \(name or service not known\); set b"
     ):
         free_port("nobody")
 
