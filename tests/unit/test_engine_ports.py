@@ -41,9 +41,7 @@ def test_a_host_that_nobody_knows_is_one_sentence(monkeypatch):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    with pytest.raises(
-        BackendError, match=r"nobody:0 \(name or service not known\); set b"
-    ):
+    with pytest.raises(BackendError, match=r"nobody:0 \(name or service not known\); set b"):
         free_port("nobody")
 
 
