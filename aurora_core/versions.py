@@ -41,6 +41,7 @@ class VersionStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+        self._told: set[str] = set()
 
     def next_version(self) -> int:
         """Return the number of the next version: numbers of broken ones are not used again."""
@@ -160,13 +161,15 @@ class VersionStore:
         return record
 
     def list(self) -> tuple[DraftVersion, ...]:
-        """Return all versions whose record can be read, oldest first; logs the others."""
+        """Return all versions whose record can be read, oldest first; logs the others once."""
         records = []
         for version in self.numbers():
             try:
                 records.append(self.read(version))
             except CheckpointError as error:
-                logger.warning("%s", error)
+                if str(error) not in self._told:  # a run lists them at every change
+                    self._told.add(str(error))
+                    logger.warning("%s", error)
         return tuple(records)
 
     def prune(

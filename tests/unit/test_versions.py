@@ -151,14 +151,15 @@ def test_changed_weights_are_found_by_verify(tmp_path):
         ('{"version": 9', "Invalid JSON"),
     ],
 )
-def test_broken_record_is_named_and_listed_versions_go_on(tmp_path, record, problem):
+def test_broken_record_is_named_and_listed_versions_go_on(tmp_path, caplog, record, problem):
     store = VersionStore(tmp_path)
     path = Path(stage(store).path) / "version.json"
     second = stage(store)
     path.unlink() if record is None else path.write_text(record)
     with pytest.raises(CheckpointError, match=f"version 1 in .* is broken: .*{problem}.*; delete"):
         store.read(1)
-    assert store.list() == (second,)
+    assert store.list() == store.list() == (second,)
+    assert caplog.text.count("version 1 in") == 1
     assert store.next_version() == 3
 
 
