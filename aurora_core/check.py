@@ -25,8 +25,8 @@ def check_run(config: RunConfig, plugins: Plugins) -> str:
     A target that is not on this machine yet is left alone, and so is then what needs to know it:
     the negotiation, and whether the drafters in the run directory were made for it.
 
-    A GPU that is named, an engine's environment and settings of Lightning other than the defaults are
-    looked for in processes of their own, which takes seconds.
+    A GPU that is named, an engine's environment and settings of Lightning other than the defaults
+    are looked for in processes of their own, which takes seconds.
 
     Returns:
         The resolved configuration as text.
