@@ -14,6 +14,7 @@ from aurora_backend_torch.config import TorchBackendOptions
 from aurora_backend_torch.device import check_device
 from aurora_backend_torch.engine_process import EngineProcess
 from aurora_backend_torch.launch import TOKEN_VARIABLE, EngineLaunch, write_launch
+from aurora_core.engine_process.engine_client import KEEPALIVE_S
 from aurora_core.engine_process.ports import bind
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import Backend, Options, ServePlan
@@ -103,6 +104,7 @@ class TorchBackend(Backend):
             base_url=self._url,
             headers={"Authorization": f"Bearer {self._token}"},
             timeout=_CONTROL_TIMEOUT_S,
+            limits=httpx.Limits(keepalive_expiry=KEEPALIVE_S),
             trust_env=False,  # a proxy has no business between two processes of one machine
         )
 
