@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import yaml
 
@@ -14,6 +14,7 @@ from aurora_core.registrations import KINDS, SECTIONS
 if TYPE_CHECKING:
     from aurora_core.config import RunConfig
     from aurora_core.controller.build import Parts
+    from aurora_core.interfaces import Speculator
     from aurora_core.plugins import Plugins
 
 
@@ -81,7 +82,8 @@ def _check_learners(config: RunConfig, plugins: Plugins) -> None:
 
     for name in ("", *config.lineages):
         one = config.of_lineage(name)
-        if plugins.resolve("speculators", one.speculator.name).trainable:
+        speculator = cast("type[Speculator]", plugins.resolve("speculators", one.speculator.name))
+        if speculator.trainable:
             check_trainer(one.learner)
 
 

@@ -7,7 +7,6 @@ ever answer to is a mistake, and is told before the run begins.
 from __future__ import annotations
 
 import difflib
-import importlib
 import importlib.metadata
 from urllib.parse import urlsplit
 
@@ -50,10 +49,12 @@ def check_tracking_uri(uri: str) -> None:
 def _check_driver(uri: str, scheme: str) -> None:
     if scheme == "sqlite":  # Python's own, and the only one that is needed often
         return
-    sqlalchemy = importlib.import_module("sqlalchemy")
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
     try:
-        sqlalchemy.make_url(uri).get_dialect().import_dbapi()
-    except sqlalchemy.exc.ArgumentError as error:
+        make_url(uri).get_dialect().import_dbapi()
+    except ArgumentError as error:
         reason = "SQLAlchemy knows no such database or driver, or cannot read the address"
         raise ValueError(f"{reason}; write one as {scheme}://USER:PASSWORD@HOST/NAME") from error
     except ImportError as error:
