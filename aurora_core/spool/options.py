@@ -10,6 +10,7 @@ from pydantic import ByteSize, ConfigDict, Field, ValidationError
 
 from aurora_core.errors import TraceError
 from aurora_core.interfaces import Options
+from aurora_core.wire import first_fault
 
 _SCHEME = "spool"
 
@@ -71,8 +72,7 @@ class SpoolOptions(Options):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
+            where, fault = first_fault(error)
             raise TraceError(
-                f"the trace spool address {url!r} has an unfit {where!r}: {first['msg']}"
+                f"the trace spool address {url!r} has an unfit {where!r}: {fault}"
             ) from error
