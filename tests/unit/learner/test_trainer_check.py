@@ -14,7 +14,7 @@ from aurora_core.learner.trainer_check import check_trainer, main
 
 
 def test_the_sentence_is_the_one_that_the_learner_ends_with(tmp_path: Path) -> None:
-    options = LearnerSection(accelerator="abacus")
+    options = LearnerSection(precision="8-true")  # of accelerators, Lightning lists a set
     with pytest.raises(ConfigError) as told_by_learner:
         make_trainer(options, [], folder=tmp_path)
     with pytest.raises(ConfigError) as told_before:
