@@ -63,11 +63,12 @@ def could_be_fetched(name: str) -> bool:
         return True
     if _is_path(name):
         return False
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub import errors, utils
 
     try:
-        validate_repo_id(name)
-    except HFValidationError:
+        # Public, but the package does not list it.
+        utils.validate_repo_id(name)  # type: ignore[attr-defined]
+    except errors.HFValidationError:
         return False
     return True
 
