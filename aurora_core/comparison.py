@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aurora_core.acceptance import acceptance_length
-from aurora_core.components import build_component, run_defaults
 from aurora_core.confidence import Interval, bootstrap_acceptance, resample
-from aurora_core.errors import ConfigError
+from aurora_core.run_replay import RunReplay
+from aurora_core.versions import VersionStore
 
 if TYPE_CHECKING:
     from aurora_core.config import RunConfig
-    from aurora_core.interfaces import TraceSink
     from aurora_core.learner.holdout import Score
     from aurora_core.plugins import Plugins
-    from aurora_core.records import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,49 +67,11 @@ def compare_versions(
         ConfigError: there are no held-out traces.
         CheckpointError: a version is missing or damaged.
     """
-    from aurora_core.learner.holdout import HoldoutReplay
-    from aurora_core.target.pull import pull_target
-    from aurora_core.target.spec import read_target_spec
-    from aurora_core.target.weights import TargetWeights
-    from aurora_core.versions import VersionStore
-
     store = VersionStore(config.run_dir / "versions")
     drafts = [store.verify(version) for version in versions]
-    target = read_target_spec(pull_target(config.target), name=config.target)
-    speculator = build_component(plugins, "speculators", config.speculator, target=target)
-    sink = build_component(
-        plugins, "trace_sinks", config.trace_sink, defaults=run_defaults(config, "trace_sinks")
-    )
-    traces = held_out_traces(sink, num_traces)
-    if not traces:
-        raise ConfigError(
-            f"run {str(config.run_dir)!r} holds no held-out traces to compare on; serve more "
-            "requests, or raise trace_sink.holdout_fraction"
-        )
-    weights = TargetWeights(target)
-    replay = HoldoutReplay(
-        speculator,
-        num_speculative_tokens=config.num_speculative_tokens,
-        batch_traces=config.learner.batch_traces,
-    )
-    scores = {
-        draft.version: replay.score(speculator.load(Path(draft.path), weights), traces)
-        for draft in drafts
-    }
+    replay = RunReplay(config, plugins, num_traces=num_traces, purpose="compare on")
+    scores = {draft.version: replay.score(replay.load(Path(draft.path))) for draft in drafts}
     return figures(scores, confidence=confidence, seed=seed)
-
-
-def held_out_traces(sink: TraceSink, num_traces: int) -> list[Trace]:
-    """Return the newest held-out traces of a sink, oldest first; nothing is deleted for age."""
-    from aurora_core.spool.reader import is_held_out
-
-    reader = sink.open_reader()
-    fraction = getattr(sink.options, "holdout_fraction", None)
-    if fraction is None:  # not the built-in sink: only itself knows its split
-        reader.poll()
-        return reader.holdout(num_traces)
-    found = (one for one in reader.iterate() if is_held_out(one.request_key, fraction))
-    return list(deque(found, maxlen=num_traces))
 
 
 def figures(

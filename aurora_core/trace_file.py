@@ -29,7 +29,7 @@ from aurora_core.records import (
     Trace,
 )
 from aurora_core.trace_validation import COLUMNS, first_problem, validate_trace
-from aurora_core.wire import from_dict, to_dict
+from aurora_core.wire import first_fault, from_dict, to_dict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -238,11 +238,8 @@ def _read_header(file: BinaryIO, num_bytes: int, name: str) -> TraceMetadata:
     try:
         return from_dict(TraceMetadata, plain)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise TraceError(
-            f"trace file {name!r} has unfit metadata: {where}: {first['msg']}"
-        ) from error
+        where, fault = first_fault(error)
+        raise TraceError(f"trace file {name!r} has unfit metadata: {where}: {fault}") from error
 
 
 def _independent(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

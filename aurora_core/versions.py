@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from aurora_core.errors import CheckpointError
 from aurora_core.records import DraftVersion, Holdout
-from aurora_core.wire import from_json, to_json
+from aurora_core.wire import first_fault, from_json, to_json
 
 logger = logging.getLogger(__name__)
 
@@ -125,11 +125,10 @@ class VersionStore:
                 f"{error.strerror}; delete the folder"
             ) from error
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
+            where, fault = first_fault(error)
             raise CheckpointError(
                 f"version {version} in {str(path)!r} is broken: {_RECORD}: "
-                f"{f'{where}: ' if where else ''}{first['msg']}; delete the folder"
+                f"{f'{where}: ' if where else ''}{fault}; delete the folder"
             ) from error
         if record.version != version:
             raise CheckpointError(

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from functools import cache
 from typing import Any, TypeVar, cast
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 Record = TypeVar("Record")
 
@@ -43,3 +43,12 @@ def from_dict(record_type: type[Record], plain: object) -> Record:
     """Read a record from plain data; raises `pydantic.ValidationError` on anything else."""
     record: Record = _adapter(record_type).validate_python(plain)
     return record
+
+
+def first_fault(error: ValidationError) -> tuple[str, str]:
+    """Return where the first fault of something unreadable is, and what it is.
+
+    The place is made of keys with dots between, and empty where the whole is no record at all.
+    """
+    first = error.errors(include_url=False)[0]
+    return ".".join(str(part) for part in first["loc"]), first["msg"]

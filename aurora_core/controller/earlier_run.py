@@ -27,15 +27,7 @@ def read_recent_requests(path: Path) -> list[RequestStats]:
     Args:
         path: `requests.jsonl`; none need exist.
     """
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - _TAIL_BYTES, 0))
-            lines = file.read().splitlines()
-    except OSError:
-        return []
-    if size > _TAIL_BYTES:
-        del lines[0]  # most likely cut
+    lines = _newest_lines(path, _TAIL_BYTES)
     found = []
     for line in lines[-WINDOW_REQUESTS:]:
         with contextlib.suppress(ValidationError):
@@ -49,14 +41,7 @@ def read_last_swap(path: Path) -> float | None:
     Args:
         path: `verdicts.jsonl`; it need not exist. Lines that cannot be read are left out.
     """
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - _VERDICTS_TAIL_BYTES, 0))
-            lines = file.read().splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
+    for line in reversed(_newest_lines(path, _VERDICTS_TAIL_BYTES)):
         if b'"receipt"' not in line:
             continue
         try:
@@ -66,3 +51,17 @@ def read_last_swap(path: Path) -> float | None:
         except (ValueError, KeyError, TypeError):
             continue
     return None
+
+
+def _newest_lines(path: Path, num_bytes: int) -> list[bytes]:
+    """Return the last lines of a file, oldest first; none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - num_bytes, 0))
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    if size > num_bytes:
+        del lines[0]  # most likely cut
+    return lines

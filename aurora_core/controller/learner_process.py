@@ -28,6 +28,7 @@ from pydantic import ValidationError
 from aurora_core.controller.learner_log import last_words, log_size, open_log
 from aurora_core.errors import AuroraError
 from aurora_core.learner.protocol import (
+    USER_ERROR,
     Command,
     Event,
     Fresh,
@@ -44,9 +45,6 @@ from aurora_core.learner.protocol import (
 )
 
 log = logging.getLogger(__name__)
-
-USER_ERROR = 2
-"""Exit status of a learner that cannot be configured as asked."""
 
 _MAX_LINE_BYTES = 64 << 20
 

@@ -1,4 +1,4 @@
-"""The field `aurora` of a request to an engine's own server: what any engine takes in it.
+"""The field `aurora`: what any engine takes in that of a request, and tells in that of an answer.
 
 Runs in the engine's environment and imports the standard library alone.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aurora_core.records import RequestStats
 
 FIELD = "aurora"
 _KEYS = frozenset({"drafter", "record", "tenant", "route"})
@@ -52,6 +55,32 @@ def read_field(value: Any) -> AuroraField:
         tenant=_label(fields, "tenant"),
         route=_label(fields, "route"),
     )
+
+
+def describe_answer(stats: RequestStats) -> dict[str, Any]:
+    """Return the field of an answer.
+
+    `acceptance_length` is 1 + accepted / steps over all steps of the request, plain ones included;
+    `otps` is the output tokens after the first per second of decoding, None without any. Times are
+    the engine's own: they hold no network.
+    """
+    num_accepted = sum(stats.accepted_per_position)
+    num_later = stats.num_output_tokens - 1
+    described = {
+        "request_id": stats.request_id,
+        "num_steps": stats.num_steps,
+        "num_speculative_steps": stats.num_speculative_steps,
+        "num_drafted": stats.num_drafted,
+        "accepted_per_position": list(stats.accepted_per_position),
+        "acceptance_length": 1 + num_accepted / stats.num_steps if stats.num_steps else 1.0,
+        "min_draft_version": stats.min_draft_version,
+        "max_draft_version": stats.max_draft_version,
+        "ttft_s": stats.ttft_s,
+        "decode_s": stats.decode_s,
+        "otps": num_later / stats.decode_s if num_later > 0 and stats.decode_s > 0 else None,
+    }
+    # A server without lineages says nothing about them.
+    return {**described, "lineage": stats.lineage} if stats.lineage else described
 
 
 def _label(fields: Mapping[str, Any], key: str) -> str | None:

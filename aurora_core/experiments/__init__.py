@@ -12,7 +12,10 @@
     storm.py          swaps every few seconds while eight requests decode
       storm_report.py   what that is measured by
     unpredictable.py  random text: what speculation costs where it can bring nothing
+    poison.py         spoiled versions, published on purpose
     served_run.py     `aurora run` as a child process
+      server_gone.py    when it is given up
+    plain_answers.py  what every answer must be equal to
 
 Every request goes the way that all requests go: over HTTP to an engine in a process of its own,
 beside a learner in another, both of them children of `aurora run`.

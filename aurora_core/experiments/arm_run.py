@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aurora_core.controller.run_directory import read_lines
+from aurora_core.errors import BackendError
 from aurora_core.experiments.results import ArmResult, RequestFigures, read_events
 from aurora_core.experiments.served_run import serve
+from aurora_core.experiments.server_gone import PATIENCE, ServerGone, must_answer
 from aurora_core.experiments.streams import (
     REFERENCE,
     StreamName,
@@ -59,7 +61,8 @@ async def run_arm(
         on_result: called after each answer.
 
     Raises:
-        BackendError: the run does not come up or does not last.
+        BackendError: the run does not come up; or it does not last, or its latest requests all
+            failed, and then nothing that came back is a result.
     """
     sent = with_references(prompts, sending.reference_every)
     places = _places(sent)
@@ -70,21 +73,30 @@ async def run_arm(
     )
     requests: list[RequestFigures] = []
     references: list[RequestFigures] = []
-    async with serve(config) as url, Endpoint(url) as endpoint:
-        driver = ReplayDriver(endpoint, sent, settings)
-        started = time.time()
-        async with contextlib.aclosing(driver.results()) as results:
-            async for result in results:
-                prompt = sent[result.index]
-                figures = RequestFigures.of(
-                    result,
-                    index=places[result.index],
-                    domain=prompt.domain,
-                    ended_s=time.time() - started,
-                )
-                (references if prompt.domain == REFERENCE else requests).append(figures)
-                on_result()
-        wall_s = time.time() - started
+    try:
+        async with serve(config) as url, Endpoint(url) as endpoint:
+            driver = ReplayDriver(endpoint, sent, settings)
+            started = time.time()
+            async with contextlib.aclosing(driver.results()) as results:
+                async for result in results:
+                    prompt = sent[result.index]
+                    figures = RequestFigures.of(
+                        result,
+                        index=places[result.index],
+                        domain=prompt.domain,
+                        ended_s=time.time() - started,
+                    )
+                    (references if prompt.domain == REFERENCE else requests).append(figures)
+                    must_answer([one.error for one in requests[-PATIENCE:]])
+                    on_result()
+            wall_s = time.time() - started
+            # A stream may be shorter than the patience.
+            must_answer([one.error for one in requests], patience=min(PATIENCE, len(requests)))
+    except ServerGone as error:
+        raise BackendError(
+            f"{error}; arm {arm!r} of the {stream} stream, seed {seed}, has no result, and the "
+            "same command begins it anew"
+        ) from error
     return ArmResult(
         arm=arm,
         stream=stream,

@@ -10,7 +10,7 @@ import yaml
 from aurora_core.experiments.arms import ARMS
 from aurora_core.experiments.summary import ArmSummary, StreamSummary
 from aurora_core.experiments.table import tables
-from aurora_core.report.drawing import FULL_WIDTH, INK, MUTED, SERIES, draw
+from aurora_core.report.drawing import FULL_WIDTH, INK, SERIES, draw, mark
 from aurora_core.report.html import render_template, safe
 
 if TYPE_CHECKING:
@@ -63,17 +63,7 @@ def _curves(axes: Axes, summary: StreamSummary, figure: Literal["length", "otps"
     if not any(drawn):
         return False
     for place, domain in summary.boundaries:
-        axes.axvline(place, color=MUTED, lw=0.9, ls=(0, (2, 3)), zorder=0)
-        axes.annotate(
-            domain,
-            (place, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(3, -2),
-            textcoords="offset points",
-            va="top",
-            fontsize=10,
-            color=MUTED,
-        )
+        mark(axes, place, domain)
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + 0.12 * (high - low))
     axes.set_xlabel("requests of the stream")

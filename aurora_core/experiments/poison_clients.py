@@ -8,8 +8,9 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from aurora_core.errors import BackendError
+from aurora_core.experiments.plain_answers import plain_answer
 from aurora_core.experiments.poison_report import Answer
+from aurora_core.experiments.server_gone import PATIENCE, must_answer
 from aurora_core.traffic.completion import Completion, RequestFailed
 from aurora_core.traffic.endpoint import Endpoint, RequestSettings
 from aurora_core.traffic.prompts import Prompt
@@ -17,8 +18,6 @@ from aurora_core.traffic.prompts import Prompt
 _POLL_S = 0.1
 _PAUSE_S = 0.5
 """After a request that failed: a server that is gone refuses at once."""
-_PATIENCE = 10
-"""Failures in a row after which a server counts as gone."""
 
 
 class Clients:
@@ -57,14 +56,9 @@ class Clients:
         """
         for prompt in self._prompts:
             if prompt.text not in self._expected:
-                try:
-                    completion = await endpoint.complete(prompt, self._settings(plain=True))
-                except RequestFailed as failure:
-                    raise BackendError(
-                        f"the server fails on a prompt without speculation: {failure}; its log "
-                        "lies beside its run directory"
-                    ) from failure
-                self._expected[prompt.text] = completion.token_ids or ()
+                self._expected[prompt.text] = await plain_answer(
+                    endpoint, prompt, max_tokens=self._max_tokens
+                )
         ending = asyncio.Event()
         self.began = time.time()
         async with asyncio.TaskGroup() as tasks:
@@ -76,33 +70,34 @@ class Clients:
                 ending.set()
 
     async def until(self, condition: Callable[[int], bool], *, most: int) -> bool:
-        """Return once a condition holds, and whether it does.
+        """Return once a condition holds and the latest request was answered, and whether so.
 
         Args:
             condition: given the number of answers since this was called.
             most: answers after which it is given up.
 
         Raises:
-            BackendError: the server does not answer any more.
+            ServerGone: it does not answer any more.
         """
         first = len(self.answers)
-        while not condition(len(self.answers) - first):
-            latest = self.answers[-_PATIENCE:]
-            if len(latest) == _PATIENCE and all(one.error for one in latest):
-                raise BackendError(
-                    f"the last {_PATIENCE} requests failed, the last one with {latest[-1].error}; "
-                    "the log of the run lies beside its directory"
-                )
+        # What a server leaves that is going away must not pass for what has settled.
+        while not condition(len(self.answers) - first) or self._failed_last():
+            must_answer([one.error for one in self.answers[-PATIENCE:]])
             if len(self.answers) - first >= most:
                 return False
             await asyncio.sleep(_POLL_S)
         return True
 
+    def _failed_last(self) -> bool:
+        return bool(self.answers) and bool(self.answers[-1].error)
+
     async def _ask(self, endpoint: Endpoint, ending: asyncio.Event) -> None:
+        # Nothing is learned from these requests, so nothing need be recorded.
+        settings = RequestSettings(max_tokens=self._max_tokens, record=False)
         while not ending.is_set():
             prompt = next(self._turns)
             try:
-                completion = await endpoint.complete(prompt, self._settings(plain=False))
+                completion = await endpoint.complete(prompt, settings)
             except RequestFailed as failure:
                 self.answers.append(Answer(finished=time.time(), error=str(failure)))
                 await asyncio.sleep(_PAUSE_S)
@@ -115,10 +110,4 @@ class Clients:
             finished=time.time(),
             version=None if stats is None else stats.max_draft_version,
             same=completion.token_ids == self._expected[prompt.text],
-        )
-
-    def _settings(self, *, plain: bool) -> RequestSettings:
-        # Nothing is learned from these requests, so nothing need be recorded.
-        return RequestSettings(
-            max_tokens=self._max_tokens, drafter="none" if plain else None, record=False
         )

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aurora_core.acceptance import holdout_acceptance_length
-from aurora_core.comparison import held_out_traces
-from aurora_core.components import build_component, run_defaults
 from aurora_core.errors import ConfigError
+from aurora_core.run_replay import RunReplay
 from aurora_core.versions import VersionStore
 
 if TYPE_CHECKING:
@@ -116,45 +115,29 @@ def prepare_poisons(
         ConfigError: the speculator has no weights to spoil, or the run has no held-out traces.
         CheckpointError: the live version is damaged.
     """
-    from aurora_core.learner.holdout import HoldoutReplay, compare
-    from aurora_core.target.pull import pull_target
-    from aurora_core.target.spec import read_target_spec
-    from aurora_core.target.weights import TargetWeights
+    from aurora_core.learner.holdout import compare
 
-    target = read_target_spec(pull_target(config.target), name=config.target)
-    speculator = build_component(plugins, "speculators", config.speculator, target=target)
+    of_source = config.model_copy(update={"run_dir": source})
+    replay = RunReplay(
+        of_source, plugins, num_traces=num_traces, purpose="score poisoned versions on"
+    )
+    speculator = replay.speculator
     if not speculator.trainable:
         raise ConfigError(
             f"speculator {config.speculator.name!r} has no weights that could be poisoned; "
             "choose one that is trained"
         )
-    of_source = config.model_copy(update={"run_dir": source})
-    sink = build_component(
-        plugins, "trace_sinks", config.trace_sink, defaults=run_defaults(of_source, "trace_sinks")
-    )
-    traces = held_out_traces(sink, num_traces)
-    if not traces:
-        raise ConfigError(
-            f"run {str(source)!r} holds no held-out traces to score poisoned versions on; serve "
-            "more requests, or raise trace_sink.holdout_fraction"
-        )
-    weights = TargetWeights(target)
-    replay = HoldoutReplay(
-        speculator,
-        num_speculative_tokens=config.num_speculative_tokens,
-        batch_traces=config.learner.batch_traces,
-    )
     clean = Path(VersionStore(source / "versions").verify(champion).path)
-    of_champion = replay.score(speculator.load(clean, weights), traces)
+    of_champion = replay.score(replay.load(clean))
     found = []
     for name in names:
-        drafter = speculator.load(clean, weights)
+        drafter = replay.load(clean)
         spoil(name, drafter, seed=seed)
         export = folder / name.replace(" ", "-")
         shutil.rmtree(export, ignore_errors=True)
         export.mkdir(parents=True)
         speculator.save(drafter, export)
-        scores = replay.score(speculator.load(export, weights), traces)
+        scores = replay.score(replay.load(export))
         honest = compare(scores, of_champion, live_version=champion)
         if honest is None:
             raise ConfigError(

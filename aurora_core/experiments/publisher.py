@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aurora_core import wire
-from aurora_core.errors import AuroraError, ConfigError
-from aurora_core.learner.control import Control, EventWriter, claim_stdout
-from aurora_core.learner.plan import LearnerPlan, read_plan
+from aurora_core.learner.control import Control, EventWriter
+from aurora_core.learner.plan import LearnerPlan
 from aurora_core.learner.protocol import Published, Started, Stopped
+from aurora_core.learner.start import run_by_plan
 from aurora_core.records import Holdout
 from aurora_core.versions import VersionStore
 
 _POLL_S = 0.05
-_USER_ERROR = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +52,7 @@ def lay_before(learner_dir: Path, publication: Publication) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run `python -m aurora_core.experiments.publisher PLAN.json`; return the exit status."""
-    control = Control()
-    control.catch_signals()
-    events = EventWriter(claim_stdout(), control)
-    try:
-        if len(arguments) != 1:
-            raise ConfigError("usage: python -m aurora_core.experiments.publisher PLAN.json")
-        plan = read_plan(Path(arguments[0]))
-        control.listen(0)
-        publish_what_comes(plan, control=control, events=events)
-    except AuroraError as error:
-        sys.stderr.write(f"{error}\n")
-        return _USER_ERROR
-    return 0
+    return run_by_plan(publish_what_comes, arguments, module="aurora_core.experiments.publisher")
 
 
 def publish_what_comes(plan: LearnerPlan, *, control: Control, events: EventWriter) -> None:

@@ -15,6 +15,7 @@ import httpx
 from aurora_core.config import TrackingSection
 from aurora_core.engine_process.ports import free_port
 from aurora_core.errors import BackendError, ConfigError
+from aurora_core.experiments.server_gone import ServerGone
 
 if TYPE_CHECKING:
     from aurora_core.config import RunConfig
@@ -24,6 +25,8 @@ _POLL_S = 0.1
 _GRACE_S = 60.0
 """Seconds that a run has to wind down before it is killed."""
 _START_S = 900.0
+_ANSWER_S = 60.0
+"""Seconds that a run has for a plain question, however busy it is."""
 
 
 def as_server(config: RunConfig, plugins: Plugins, *, run_dir: Path, seed: int) -> RunConfig:
@@ -73,7 +76,9 @@ async def serve(
         command: what `python -m` starts; the path of the configuration follows.
 
     Raises:
-        BackendError: it does not come up, or ends by itself; the message has its last line.
+        BackendError: it does not come up; the message has its last line.
+        ServerGone: it ends before the block does, which is cancelled then, or answers nothing at
+            the end of the block because it is winding down; the message has its last line too.
     """
     folder, name = config.run_dir.absolute().parent, config.run_dir.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,15 +95,41 @@ async def serve(
             stderr=asyncio.subprocess.STDOUT,
         )
     url = f"http://127.0.0.1:{config.backend.options['port']}"
+    gone = False
     try:
         await _until_it_answers(process, url, log_path)
-        yield url
-        if process.returncode is not None:
-            raise _ended(process, log_path)
+        try:
+            async with asyncio.timeout(None) as lasting:
+                watching = asyncio.create_task(_expire_with(process, lasting))
+                try:
+                    yield url
+                    async with httpx.AsyncClient(trust_env=False, timeout=_ANSWER_S) as client:
+                        gone = not await _answers(client, url)
+                finally:
+                    watching.cancel()
+        except TimeoutError:
+            if not lasting.expired():
+                raise
+            gone = True
     finally:
         assert process.stdin is not None
         process.stdin.close()
         await process.wait()
+    if gone:
+        raise ServerGone(
+            f"`aurora run` ended before everything was asked, {_last_words(process, log_path)}"
+        )
+
+
+async def _expire_with(process: asyncio.subprocess.Process, lasting: asyncio.Timeout) -> None:
+    await process.wait()
+    lasting.reschedule(asyncio.get_running_loop().time())
+
+
+async def _answers(client: httpx.AsyncClient, url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return (await client.get(f"{url}/v1/models")).status_code == 200
+    return False
 
 
 async def _until_it_answers(process: asyncio.subprocess.Process, url: str, log_path: Path) -> None:
@@ -111,17 +142,13 @@ async def _until_it_answers(process: asyncio.subprocess.Process, url: str, log_p
                     f"{str(log_path)!r} says what it does"
                 )
             if process.returncode is not None:
-                raise _ended(process, log_path)
-            with contextlib.suppress(httpx.HTTPError):
-                if (await client.get(f"{url}/v1/models")).status_code == 200:
-                    return
+                raise BackendError(f"`aurora run` ended by itself {_last_words(process, log_path)}")
+            if await _answers(client, url):
+                return
             await asyncio.sleep(_POLL_S)
 
 
-def _ended(process: asyncio.subprocess.Process, log_path: Path) -> BackendError:
+def _last_words(process: asyncio.subprocess.Process, log_path: Path) -> str:
     lines = log_path.read_text("utf-8", errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
-    return BackendError(
-        f"`aurora run` ended by itself with status {process.returncode}: {last}; all of it is in "
-        f"{str(log_path)!r}"
-    )
+    return f"with status {process.returncode}: {last}; all of it is in {str(log_path)!r}"

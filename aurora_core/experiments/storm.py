@@ -25,6 +25,7 @@ from aurora_core.controller.control_socket import Promote, give_command
 from aurora_core.controller.run_directory import read_lines
 from aurora_core.errors import AuroraError, ConfigError
 from aurora_core.experiments.arms import ARMS, configure
+from aurora_core.experiments.plain_answers import plain_answer
 from aurora_core.experiments.served_run import as_server, serve
 from aurora_core.experiments.storm_report import StormPlan, StormReport, gap_figures
 from aurora_core.report.document import percentile
@@ -98,9 +99,8 @@ async def storm(
     async with serve(config) as url, Endpoint(url) as endpoint:
         note(f"answers of {len(prompts)} prompts without speculation")
         for prompt in prompts:
-            settings = RequestSettings(max_tokens=plan.max_tokens, drafter="none", record=False)
-            plain = await endpoint.complete(prompt, settings)
-            seen.expected[prompt.text] = plain.token_ids or ()
+            plain = await plain_answer(endpoint, prompt, max_tokens=plan.max_tokens)
+            seen.expected[prompt.text] = plain
         ending = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             queue = itertools.cycle(prompts)

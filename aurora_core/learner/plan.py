@@ -59,8 +59,7 @@ def read_plan(path: Path) -> LearnerPlan:
     try:
         return wire.from_json(LearnerPlan, text)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole file"
+        where, fault = wire.first_fault(error)
         raise ConfigError(
-            f"{str(path)!r} is not a learner plan: {where}: {first['msg']}"
+            f"{str(path)!r} is not a learner plan: {where or 'the whole file'}: {fault}"
         ) from error

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 
 from aurora_core.components import build_component
 from aurora_core.config import ComponentSection, LearnerSection
-from aurora_core.errors import AuroraError, ConfigError
-from aurora_core.learner.control import Control, EventWriter, claim_stdout
-from aurora_core.learner.plan import LearnerPlan, read_plan
+from aurora_core.errors import ConfigError
+from aurora_core.learner.control import Control, EventWriter
+from aurora_core.learner.plan import LearnerPlan
 from aurora_core.learner.protocol import Started, Stopped
+from aurora_core.learner.start import run_by_plan
 from aurora_core.plugins import Plugins
 from aurora_core.versions import VersionStore
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-USER_ERROR = 2
 _M_MMAP_THRESHOLD = -3  # from malloc.h
 
 
@@ -47,25 +47,10 @@ def main(arguments: list[str]) -> int:
     """Run `python -m aurora_core.learner PLAN.json`; return the exit status."""
     from aurora_core.learner.ranks import is_first_process
 
-    control = Control()
-    control.catch_signals()
-    events = EventWriter(claim_stdout() if is_first_process() else None, control)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
-    try:
-        if len(arguments) != 1:
-            raise ConfigError("usage: python -m aurora_core.learner PLAN.json")
-        plan = read_plan(Path(arguments[0]))
-        if plan.initial_version is not None:
-            control.live_version = plan.initial_version.version
-        if is_first_process():
-            control.listen(0)
-        run(plan, control=control, events=events)
-    except AuroraError as error:
-        sys.stderr.write(f"{error}\n")
-        return USER_ERROR
-    return 0
+    return run_by_plan(run, arguments, module="aurora_core.learner", has_pipes=is_first_process())
 
 
 def run(plan: LearnerPlan, *, control: Control, events: EventWriter) -> None:

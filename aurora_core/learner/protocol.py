@@ -18,6 +18,9 @@ from pydantic import Field, TypeAdapter
 
 from aurora_core.records import DraftVersion
 
+USER_ERROR = 2
+"""Exit status of a learner that cannot be configured as asked; its stderr ends with why."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:

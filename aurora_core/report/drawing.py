@@ -81,6 +81,28 @@ def draw(title: str, plot: Callable[[Axes], bool], width: float, *, height: floa
     return _inline(stream.getvalue(), title)
 
 
+def mark(axes: Axes, place: float, name: str = "") -> None:
+    """Draw an upright line where something happened, with its name beside the upper end.
+
+    Args:
+        axes: to draw on.
+        place: on the axis of the requests.
+        name: empty for the line alone.
+    """
+    axes.axvline(place, color=MUTED, lw=0.9, ls=(0, (2, 3)), zorder=0)
+    if name:
+        axes.annotate(
+            name,
+            (place, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, -2),
+            textcoords="offset points",
+            va="top",
+            fontsize=10,
+            color=MUTED,
+        )
+
+
 def _inline(svg: str, title: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aurora_core.records import NO_DRAFTER
-from aurora_core.report.drawing import FULL_WIDTH, HALF_WIDTH, INK, MUTED, PAGE, SERIES, draw
+from aurora_core.report.drawing import FULL_WIDTH, HALF_WIDTH, INK, PAGE, SERIES, draw, mark
 from aurora_core.report.history import History, SwapEvent
 from aurora_core.report.holdout import acceptance_of
 
@@ -128,19 +128,8 @@ def _line(axes: Axes, points: Sequence[tuple[float, float]], color: str, **kw: A
 def _mark_swaps(axes: Axes, swaps: Sequence[SwapEvent], *, named: bool = True) -> None:
     every = -(-len(swaps) // _MAX_LABELS) or 1
     for index, swap in enumerate(swaps):
-        axes.axvline(swap.num_requests, color=MUTED, lw=0.9, ls=(0, (2, 3)), zorder=0)
-        if named and index % every == 0:
-            name = "off" if swap.version == NO_DRAFTER else f"v{swap.version}"
-            axes.annotate(
-                name,
-                (swap.num_requests, 1.0),
-                xycoords=("data", "axes fraction"),
-                xytext=(3, -2),
-                textcoords="offset points",
-                va="top",
-                fontsize=10,
-                color=MUTED,
-            )
+        name = "off" if swap.version == NO_DRAFTER else f"v{swap.version}"
+        mark(axes, swap.num_requests, name if named and index % every == 0 else "")
 
 
 def _whole_numbers() -> Locator:

@@ -10,6 +10,7 @@ from pydantic import ByteSize, ConfigDict, Field, ValidationError
 
 from aurora_core.errors import TraceError
 from aurora_core.interfaces import Options
+from aurora_core.wire import first_fault
 
 _SCHEME = "spool"
 
@@ -37,6 +38,13 @@ class SpoolOptions(Options):
     """Bytes that wait in the engine's memory for the disk, at most."""
     cache_bytes: ByteSize = Field(ByteSize(256 << 20), ge=0)
     """Bytes of decoded traces that the learner keeps in memory, at most."""
+    recent_traces: int = Field(64, ge=1)
+    """Newest training traces, which stand for the traffic of today. If more than so many wait to be
+    learned from, as after a restart or when traffic is faster than the learner, the older ones wait
+    no longer: they join those that are replayed."""
+    recent_share: float = Field(0.75, ge=0, lt=1)
+    """Share of replayed traces that is drawn from the `recent_traces` newest, and not from all: how
+    fast a drafter follows its traffic, against how much it forgets of what came before."""
     seed: int = Field(0, ge=0)
     """Seed of the replay's draws."""
 
@@ -64,8 +72,7 @@ class SpoolOptions(Options):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
+            where, fault = first_fault(error)
             raise TraceError(
-                f"the trace spool address {url!r} has an unfit {where!r}: {first['msg']}"
+                f"the trace spool address {url!r} has an unfit {where!r}: {fault}"
             ) from error

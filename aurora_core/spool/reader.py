@@ -7,6 +7,7 @@ import hashlib
 import logging
 import random
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ class SpoolReader(TraceReader):
     """Keeps names and headers of all traces in memory, tensors only within a byte budget.
 
     Unreadable files are moved to `rejected/` and counted, files that disappear are forgotten:
-    neither ends the learner. New traces are given in order of arrival. Reasons in the sink's
+    neither ends the learner. New traces are given in order of arrival, but not those behind which
+    `recent_traces` newer ones wait; replayed are above all the newest. Reasons in the sink's
     counts: `rejected`, `duplicate`, `stale`, `evicted`, `expired`.
 
     Not thread-safe.
@@ -80,6 +82,8 @@ class SpoolReader(TraceReader):
                 if not held.held_out:
                     self._fresh.append(entry.name)
         self._drop_stale()
+        while len(self._fresh) > self._options.recent_traces:
+            insort(self._seen, self._fresh.popleft())
         self._save_counts()
         return num_taken
 
@@ -94,12 +98,13 @@ class SpoolReader(TraceReader):
         replayed: dict[str, Trace] = {}
         # `_load` takes unreadable traces out of `_seen`, so this ends.
         while len(replayed) < min(num_traces - len(new), len(self._seen)):
-            name = self._random.choice(self._seen)
+            name = self._draw()
             if name not in replayed:
                 trace = self._load(name)
                 if trace is not None:
                     replayed[name] = trace
-        self._seen.extend(new)
+        for name in new:
+            insort(self._seen, name)
         return [*new.values(), *replayed.values()]
 
     def holdout(self, num_traces: int) -> list[Trace]:
@@ -163,7 +168,7 @@ class SpoolReader(TraceReader):
         self._reset()
         self._newest_version = newest
         entries = {entry.name: entry for entry in self._trim()}
-        for names, add in ((seen, self._seen.append), (fresh, self._fresh.append)):
+        for names, add in ((sorted(seen), self._seen.append), (fresh, self._fresh.append)):
             self._restore(names, entries, add)
 
     def _restore(
@@ -180,6 +185,7 @@ class SpoolReader(TraceReader):
         self._ignored: set[str] = set()
         self._fresh: deque[str] = deque()
         self._seen: list[str] = []
+        """By time of arrival, with which names begin."""
 
     def _trim(self) -> list[Entry]:
         return self._directory.trim(
@@ -211,6 +217,12 @@ class SpoolReader(TraceReader):
         self._digests.add(entry.digest)
         self._newest_version = max(self._newest_version, metadata.max_draft_version)
         return held
+
+    def _draw(self) -> str:
+        """Return a seen trace: one of the newest, or any."""
+        is_recent = self._random.random() < self._options.recent_share
+        oldest = max(len(self._seen) - self._options.recent_traces, 0) if is_recent else 0
+        return self._seen[self._random.randrange(oldest, len(self._seen))]
 
     def _load(self, name: str) -> Trace | None:
         """Return a trace through the cache; an unreadable or vanished one is forgotten."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from aurora_core.errors import AuroraError
 from aurora_core.learner.plan import LearnerPlan, read_plan
 from aurora_core.learner.protocol import (
+    USER_ERROR,
     Event,
     Live,
     Progress,
@@ -41,7 +42,7 @@ def main(plan_path: Path) -> int:
         plan = read_plan(plan_path)
     except AuroraError as error:
         print(error, file=sys.stderr)
-        return 2
+        return USER_ERROR
     FakeLearner(plan).run()
     return 0
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import fastapi
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from aurora_core.engine_process.aurora_field import describe_answer
 from aurora_core.records import RequestStats
 
 MODEL = "fake-target"
@@ -56,7 +57,7 @@ def openai_application(
         closing: Aurora's own field if not given.
     """
     app = fastapi.FastAPI()
-    ending = closing or (lambda answer: {"aurora": _extension(answer.stats)})
+    ending = closing or (lambda answer: {"aurora": describe_answer(answer.stats)})
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -152,20 +153,3 @@ def _logprob(token_id: int) -> dict[str, Any]:
     """Return what a target says that is quite sure of its token."""
     entry = {"token": chr(token_id), "token_id": token_id, "logprob": -0.01}
     return {**entry, "top_logprobs": [entry]}
-
-
-def _extension(stats: RequestStats) -> dict[str, Any]:
-    accepted = sum(stats.accepted_per_position)
-    return {
-        "request_id": stats.request_id,
-        "num_steps": stats.num_steps,
-        "num_speculative_steps": stats.num_speculative_steps,
-        "num_drafted": stats.num_drafted,
-        "accepted_per_position": list(stats.accepted_per_position),
-        "acceptance_length": 1 + accepted / max(stats.num_steps, 1),
-        "min_draft_version": stats.min_draft_version,
-        "max_draft_version": stats.max_draft_version,
-        "ttft_s": stats.ttft_s,
-        "decode_s": stats.decode_s,
-        "otps": (stats.num_output_tokens - 1) / stats.decode_s,
-    }

@@ -54,6 +54,36 @@ def names(count: int) -> list[str]:
     return [f"t{number}" for number in range(count)]
 
 
+def test_old_traces_do_not_stand_in_the_way_of_new_ones(tmp_path):
+    """After a restart, or behind traffic, what is learned from first is the traffic of today."""
+    add(tmp_path, *names(20))
+    reader = reader_at(tmp_path, recent_traces=4)
+    assert reader.poll() == reader.num_training == 20
+    assert ids(reader.sample(4, fresh=4)) == names(20)[16:]
+    add(tmp_path, "new")
+    reader.poll()
+    assert ids(reader.sample(3, fresh=2))[0] == "new"
+
+
+def test_replays_are_above_all_of_the_newest_traces_and_still_of_all(tmp_path):
+    add(tmp_path, *names(100))
+    reader = reader_at(tmp_path, recent_traces=10, recent_share=0.75)
+    reader.poll()
+    reader.sample(10, fresh=10)
+    drawn = [ids(reader.sample(1, fresh=0))[0] for _ in range(400)]
+    recent = sum(trace_id in names(100)[90:] for trace_id in drawn)
+    # 0.75 + 0.25 * 10 / 100 of 400 draws: 310, and 9 are one standard deviation.
+    assert 265 < recent < 355
+    assert len(set(drawn)) > 40
+
+
+def test_any_trace_can_fill_a_batch_that_is_larger_than_the_newest(tmp_path):
+    add(tmp_path, *names(30))
+    reader = reader_at(tmp_path, recent_traces=2, recent_share=0.99)
+    reader.poll()
+    assert sorted(ids(reader.sample(30, fresh=0))) == sorted(names(30)[:28])
+
+
 def test_poll_counts_each_trace_once(tmp_path):
     add(tmp_path, "a", "b")
     reader = reader_at(tmp_path)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from aurora_core.errors import ConfigError
 from aurora_core.traffic.prompts.prompt import Prompt
+from aurora_core.wire import first_fault
 
 
 class _Message(BaseModel):
@@ -58,9 +59,8 @@ def _read_line(text: str, path: Path, number: int) -> Prompt:
     try:
         line = _Line.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        reason = first["msg"].removeprefix("Value error, ").rstrip(".")
+        where, fault = first_fault(error)
+        reason = fault.removeprefix("Value error, ").rstrip(".")
         raise ConfigError(
             f"line {number} of the prompts file {str(path)!r} is not a prompt: "
             f"{where + ': ' if where else ''}{reason}"

@@ -12,8 +12,9 @@ import httpx
 import pytest
 from fastapi.responses import StreamingResponse
 
-from aurora_backend_sglang.engine.answer_statistics import AnswerStatistics, field_of
+from aurora_backend_sglang.engine.answer_statistics import AnswerStatistics
 from aurora_backend_sglang.engine.request_fields import RequestFields
+from aurora_core.engine_process.aurora_field import describe_answer
 from aurora_core.records import RequestStats
 from aurora_core.traffic.completion import StreamedAnswer
 
@@ -54,7 +55,7 @@ class Server:
 
         @app.post(URL)
         async def chat(body: dict[str, Any]) -> Any:
-            self.statistics.remember({"id": "one", "aurora": [field_of(STATS)]})
+            self.statistics.remember({"id": "one", "aurora": [describe_answer(STATS)]})
             if not body.get("stream"):
                 return {"id": "one", "choices": [{"message": {"content": "ab"}}]}
             return StreamingResponse(self.stream(body), media_type="text/event-stream")
@@ -120,7 +121,7 @@ async def test_without_usage_the_statistics_are_where_the_stream_finishes(server
 
 async def test_a_whole_answer_has_the_field_and_a_fitting_length(server) -> None:
     answer = await server.client.post(URL, json={"aurora": {}})
-    assert answer.json()["aurora"] == field_of(STATS)
+    assert answer.json()["aurora"] == describe_answer(STATS)
     assert int(answer.headers["content-length"]) == len(answer.content)
 
 
@@ -137,8 +138,8 @@ async def test_what_sglang_asked_in_its_own_words_stays_in_them(server) -> None:
 
 def test_an_answer_of_one_token_has_no_speed() -> None:
     short = replace(STATS, num_output_tokens=1, num_steps=0, accepted_per_position=(), decode_s=0.0)
-    assert field_of(short)["otps"] is None
-    assert field_of(short)["acceptance_length"] == 1.0
+    assert describe_answer(short)["otps"] is None
+    assert describe_answer(short)["acceptance_length"] == 1.0
 
 
 def test_statistics_that_nobody_takes_are_forgotten() -> None:

@@ -11,12 +11,13 @@ from aurora_backend_torch.draft_tree import DraftTree
 from aurora_backend_torch.generation import GenerationRequest, StepOutput
 from aurora_backend_torch.held_lineage import HeldLineage
 from aurora_backend_torch.kv_cache import KVCache
+from aurora_core.engine_process.step_counts import StepCounts
 from aurora_core.interfaces import Proposal
 from aurora_core.records import NO_DRAFTER, RequestStats
 
 
 @dataclass(slots=True)
-class ActiveRequest:
+class ActiveRequest(StepCounts):
     """A running request. `token_ids` are committed; the last one has no row in the cache yet."""
 
     request: GenerationRequest
@@ -43,16 +44,6 @@ class ActiveRequest:
     """Of the drafter that proposed them."""
     asked_version: int = NO_DRAFTER
     """Of the drafter that was asked in this step, whether or not it proposed anything."""
-    first_token_at: float = 0.0
-    last_token_at: float = 0.0
-    num_steps: int = 0
-    num_speculative_steps: int = 0
-    num_drafted: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
-    versions: set[int] = field(default_factory=set)
-    """Drafters that were asked: one that is never sure enough to propose serves all the same."""
-    batch_sizes: int = 0
-    """Sum over steps, for the mean."""
 
     @property
     def prompt_len(self) -> int:
@@ -80,38 +71,27 @@ class ActiveRequest:
 
     def count_step(self, *, num_accepted: int, batch: int) -> None:
         """Count the verification step in progress."""
-        self.num_steps += 1
-        self.batch_sizes += batch
+        # A drafter that is never sure enough to propose serves all the same.
         if self.asked_version != NO_DRAFTER:
             self.versions.add(self.asked_version)
-        if self.tree.token_ids:
-            self.num_speculative_steps += 1
-            self.num_drafted += len(self.tree.token_ids)
-            missing = self.tree.max_depth - len(self.accepted_per_position)
-            self.accepted_per_position += [0] * missing
-            for position in range(num_accepted):
-                self.accepted_per_position[position] += 1
+        self.count(
+            batch_size=batch,
+            num_drafted=len(self.tree.token_ids),
+            max_depth=self.tree.max_depth,
+            num_accepted=num_accepted,
+        )
 
     def stats(self, number: int, finish_reason: str, num_output_tokens: int) -> RequestStats:
         """Return the counts of a finished request."""
-        started = self.first_token_at or time.time()
-        return RequestStats(
+        return self.request_stats(
             sequence=number,
             request_id=self.request.request_id,
+            arrived=self.request.arrived,
             finished=time.time(),
             num_prompt_tokens=self.prompt_len,
             num_output_tokens=num_output_tokens,
-            num_steps=self.num_steps,
-            num_speculative_steps=self.num_speculative_steps,
-            num_drafted=self.num_drafted,
-            accepted_per_position=tuple(self.accepted_per_position),
-            min_draft_version=min(self.versions, default=NO_DRAFTER),
-            max_draft_version=max(self.versions, default=NO_DRAFTER),
-            ttft_s=max(started - self.request.arrived, 0.0),
-            decode_s=max(self.last_token_at - self.first_token_at, 0.0),
             finish_reason=finish_reason,
             tenant=self.request.tenant,
             route=self.request.route,
-            batch_size=self.batch_sizes / self.num_steps if self.num_steps else 1.0,
             lineage=self.request.lineage,
         )

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from aurora_backend_torch.config import TorchBackendOptions
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import ServePlan
-from aurora_core.wire import from_json, to_json
+from aurora_core.wire import first_fault, from_json, to_json
 
 TOKEN_VARIABLE = "AURORA_CONTROL_TOKEN"
 """Environment variable with the control token; without it every control route answers 401."""
@@ -47,10 +47,9 @@ def read_launch(path: Path) -> EngineLaunch:
             f"cannot read the engine's plan {str(path)!r}: {error.strerror}"
         ) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where, fault = first_fault(error)
         raise BackendError(
-            f"{str(path)!r} is not an engine's plan: {where or 'file'}: {first['msg']}"
+            f"{str(path)!r} is not an engine's plan: {where or 'file'}: {fault}"
         ) from error
 
 

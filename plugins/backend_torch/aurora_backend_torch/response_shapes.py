@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from aurora_backend_torch.aurora_extension import describe_stats
+from aurora_core.engine_process.aurora_field import describe_answer
 
 if TYPE_CHECKING:
     from aurora_backend_torch.generation import TokenLogprob
@@ -84,9 +84,9 @@ class ResponseShape(ABC):
             self._add_prompt(body, choice)
         if delta.stats is not None:
             if not self.has_one_choice:
-                choice["aurora"] = describe_stats(delta.stats)
+                choice["aurora"] = describe_answer(delta.stats)
             elif not with_usage:
-                body["aurora"] = describe_stats(delta.stats)
+                body["aurora"] = describe_answer(delta.stats)
         if with_usage:
             body["usage"] = None
         return body
@@ -100,7 +100,7 @@ class ResponseShape(ABC):
             "usage": self.usage(),
         }
         if self.has_one_choice and last.stats is not None:
-            body["aurora"] = describe_stats(last.stats)
+            body["aurora"] = describe_answer(last.stats)
         return body
 
     def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class ResponseShape(ABC):
             if self._with_token_ids:
                 self._add_prompt(body, choice)
             if delta.stats is not None:
-                (body if self.has_one_choice else choice)["aurora"] = describe_stats(delta.stats)
+                (body if self.has_one_choice else choice)["aurora"] = describe_answer(delta.stats)
         body["usage"] = self.usage()
         return body
 

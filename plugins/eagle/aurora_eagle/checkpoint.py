@@ -7,11 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from aurora_core.checkpoint_config import (
+    CONFIG_FILE,
+    SECTION,
+    check_flags,
+    check_maker,
+    describe_maker,
+    readable,
+)
 from aurora_core.checkpoint_tensors import read_tensors, write_tensors
 from aurora_core.errors import CheckpointError
 from aurora_core.records import TargetSpec
@@ -23,7 +33,6 @@ from aurora_eagle.published_config import read_rope
 if TYPE_CHECKING:
     from aurora_core.target.weights import TargetWeights
 
-CONFIG_FILE = "config.json"
 SCHEMA = 1
 """Version of the `aurora` section of config.json."""
 
@@ -65,6 +74,13 @@ def load(
         raise CheckpointError(
             f"vocabulary map of checkpoint {str(path)!r} is invalid: {fault}; publish it again"
         )
+    return assemble(shape, tensors, weights)
+
+
+def assemble(
+    shape: DraftShape, tensors: Mapping[str, Tensor], weights: TargetWeights
+) -> Eagle3Network:
+    """Return a network of tensors that were checked, as float32."""
     target_ids = tensors["d2t"] + torch.arange(shape.draft_vocab_size)
     # Weights are assigned, not copied over random ones: an engine loads this beside serving.
     with torch.device("meta"):
@@ -118,11 +134,8 @@ def _config(
             "use_mtp_layernorm": False,
         },
         "torch_dtype": str(dtype).removeprefix("torch."),
-        "aurora": {
-            "schema": SCHEMA,
-            "speculator": "eagle3",
-            "target_fingerprint": target.fingerprint,
-            "tokenizer_fingerprint": target.tokenizer_fingerprint,
+        SECTION: describe_maker("eagle3", SCHEMA, target)
+        | {
             "aux_layers": list(aux_layers),
             # vLLM takes the ids above as they are; SGLang means the layer before each.
             "aux_layer_convention": "entering",
@@ -133,33 +146,11 @@ def _config(
 def _read_shape(
     path: Path, weights: TargetWeights, *, target: TargetSpec, aux_layers: tuple[int, ...]
 ) -> DraftShape:
-    try:
+    with readable(path):
         config = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
-        own = config["aurora"]
-        maker = (own["speculator"], own["schema"])
-        made_for = {
-            "target": own["target_fingerprint"],
-            "tokenizer": own["tokenizer_fingerprint"],
-        }
-        its_layers = list(own["aux_layers"])
+        its_layers = list(config[SECTION]["aux_layers"])
         shape = _shape(config, weights, num_aux_layers=len(aux_layers))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"config.json of checkpoint {str(path)!r} is missing, unreadable or incomplete "
-            f"({type(error).__name__}: {error}); publish it again"
-        ) from error
-    if maker != ("eagle3", SCHEMA):
-        raise CheckpointError(
-            f"checkpoint {str(path)!r} is of speculator {maker[0]!r}, schema {maker[1]!r}, "
-            f"expected 'eagle3', schema {SCHEMA}; use the version that wrote it"
-        )
-    expected = {"target": target.fingerprint, "tokenizer": target.tokenizer_fingerprint}
-    for name, fingerprint in expected.items():
-        if made_for[name] != fingerprint:
-            raise CheckpointError(
-                f"checkpoint {str(path)!r} was made for another {name} than that of "
-                f"{target.name!r}; start a new drafter for this target"
-            )
+    check_maker(path, config, speculator="eagle3", schema=SCHEMA, target=target)
     if its_layers != list(aux_layers):
         raise CheckpointError(
             f"checkpoint {str(path)!r} reads layers {its_layers} of the target, expected "
@@ -167,12 +158,7 @@ def _read_shape(
         )
     # All that is left follows from these or from the target: nothing may say otherwise.
     wanted = _config(shape, target=target, aux_layers=aux_layers, dtype=torch.float32)
-    for name in sorted(wanted.keys() - {"torch_dtype", "aurora"}):
-        if config.get(name) != wanted[name]:
-            raise CheckpointError(
-                f"config.json of checkpoint {str(path)!r} has {name} = {config.get(name)!r}, "
-                f"expected {wanted[name]!r}; publish it again"
-            )
+    check_flags(path, config, wanted)
     if fault := find_shape_fault(shape):
         raise CheckpointError(
             f"config.json of checkpoint {str(path)!r} has {fault}; publish it again"

@@ -17,11 +17,11 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
+from aurora_core.checkpoint_config import CONFIG_FILE
 from aurora_core.checkpoint_tensors import WEIGHTS_FILE
 from aurora_core.errors import CheckpointError
 from aurora_core.records import TargetSpec
 from aurora_core.target.weights import TargetWeights
-from aurora_eagle.checkpoint import CONFIG_FILE
 from aurora_eagle.published import EMBEDDING
 
 SPECULATORS_VERSION = "0.9.0"

@@ -18,6 +18,7 @@ from aurora_core.errors import CheckpointError
 from aurora_core.published_tensors import read_published
 from aurora_core.records import TargetSpec
 from aurora_eagle import vocabulary
+from aurora_eagle.checkpoint import assemble
 from aurora_eagle.initialise import draft_shape
 from aurora_eagle.model import DraftShape, Eagle3Network, find_shape_fault, tensor_shapes
 from aurora_eagle.published_config import Convention, PublishedConfig, read_published_config
@@ -74,12 +75,7 @@ def import_network(
     tensors = _check(_with_maps(found, shape), shape, folder)
     if fault := vocabulary.find_fault(tensors["d2t"], tensors["t2d"]):
         raise _refusal(folder, f"has an invalid vocabulary map: {fault}")
-    target_ids = tensors["d2t"] + torch.arange(shape.draft_vocab_size)
-    with torch.device("meta"):
-        network = Eagle3Network(shape, target_ids, weights.embed_tokens, weights.lm_head)
-    floats = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
-    network.load_state_dict(floats, assign=True)
-    return network
+    return assemble(shape, tensors, weights)
 
 
 def _shape(config: PublishedConfig, weights: TargetWeights) -> DraftShape:

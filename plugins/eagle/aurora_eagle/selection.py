@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aurora_core.errors import TraceError
 from aurora_core.records import TargetSpec, Trace
+from aurora_core.trace_features import check_features, check_finite
 from aurora_eagle.branches import Branches, refused_tokens, select_branches
 
 
@@ -104,44 +105,26 @@ def select_rows(
         refused_position=refused_position,
         refused_token=refused_token,
     )
-    for name, tensor in (
-        ("aux_hidden_states", chosen.aux),
-        ("last_hidden_state", chosen.last_hidden),
-        ("target_logsumexp", chosen.logsumexp),
-    ):
-        if not bool(torch.isfinite(tensor).all()):
-            raise TraceError(
-                f"trace {trace.trace_id!r} has values in {name!r} that are not finite; "
-                "drop the trace"
-            )
+    check_finite(
+        trace,
+        {
+            "aux_hidden_states": chosen.aux,
+            "last_hidden_state": chosen.last_hidden,
+            "target_logsumexp": chosen.logsumexp,
+        },
+    )
     return chosen
 
 
 def _check_features(
     trace: Trace, target: TargetSpec, aux_layers: tuple[int, ...], wanted: Wanted
 ) -> None:
-    if trace.target_fingerprint != target.fingerprint:
-        raise TraceError(
-            f"trace {trace.trace_id!r} was made by another target than {target.name!r}; "
-            "drop the trace"
-        )
     widths: dict[str, tuple[int, ...]] = {
         "aux_hidden_states": (len(aux_layers) * target.hidden_size,)
     }
     if wanted.teacher:
         widths |= {"last_hidden_state": (target.hidden_size,), "target_logsumexp": ()}
-    for name, width in widths.items():
-        feature = trace.features.get(name)
-        if feature is None:
-            raise TraceError(
-                f"trace {trace.trace_id!r} lacks the feature {name!r} that 'eagle3' learns from; "
-                "let the backend record it"
-            )
-        if tuple(feature.shape) != (len(trace.rows.position), *width):
-            raise TraceError(
-                f"trace {trace.trace_id!r} has {name!r} of shape {list(feature.shape)}, expected "
-                f"{[len(trace.rows.position), *width]}; drop the trace"
-            )
+    check_features(trace, target, widths, speculator="eagle3")
     if trace.aux_layers != aux_layers:
         raise TraceError(
             f"trace {trace.trace_id!r} has hidden states of layers {list(trace.aux_layers)}, "

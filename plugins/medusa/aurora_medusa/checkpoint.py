@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from aurora_core.checkpoint_config import (
+    CONFIG_FILE,
+    SECTION,
+    check_flags,
+    check_maker,
+    describe_maker,
+    readable,
+)
 from aurora_core.checkpoint_tensors import read_tensors, write_tensors
 from aurora_core.errors import CheckpointError
 from aurora_core.records import TargetSpec
@@ -22,7 +30,6 @@ from aurora_medusa.model import MedusaNetwork, MedusaShape, tensor_shapes
 if TYPE_CHECKING:
     from aurora_core.target.weights import TargetWeights
 
-CONFIG_FILE = "config.json"
 SCHEMA = 1
 """Version of the `aurora` section of config.json."""
 
@@ -98,24 +105,13 @@ def _config(shape: MedusaShape, *, target: TargetSpec, dtype: torch.dtype) -> di
         "max_paths": MAX_TREE_NODES,
         "topk": NUM_RANKS,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        "aurora": {
-            "schema": SCHEMA,
-            "speculator": "medusa",
-            "target_fingerprint": target.fingerprint,
-            "tokenizer_fingerprint": target.tokenizer_fingerprint,
-        },
+        SECTION: describe_maker("medusa", SCHEMA, target),
     }
 
 
 def _read_shape(path: Path, weights: TargetWeights, *, target: TargetSpec) -> MedusaShape:
-    try:
+    with readable(path):
         config = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
-        own = config["aurora"]
-        maker = (own["speculator"], own["schema"])
-        made_for = {
-            "target": own["target_fingerprint"],
-            "tokenizer": own["tokenizer_fingerprint"],
-        }
         shape = MedusaShape(
             hidden_size=weights.hidden_size,
             vocab_size=weights.vocab_size,
@@ -124,31 +120,10 @@ def _read_shape(path: Path, weights: TargetWeights, *, target: TargetSpec) -> Me
             num_blocks=int(config["num_hidden_layers"]),
             own_heads=not config["original_lm_head"],
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"config.json of checkpoint {str(path)!r} is missing, unreadable or incomplete "
-            f"({type(error).__name__}: {error}); publish it again"
-        ) from error
-    if maker != ("medusa", SCHEMA):
-        raise CheckpointError(
-            f"checkpoint {str(path)!r} is of speculator {maker[0]!r}, schema {maker[1]!r}, "
-            f"expected 'medusa', schema {SCHEMA}; use the version that wrote it"
-        )
-    expected = {"target": target.fingerprint, "tokenizer": target.tokenizer_fingerprint}
-    for name, fingerprint in expected.items():
-        if made_for[name] != fingerprint:
-            raise CheckpointError(
-                f"checkpoint {str(path)!r} was made for another {name} than that of "
-                f"{target.name!r}; start a new drafter for this target"
-            )
+    check_maker(path, config, speculator="medusa", schema=SCHEMA, target=target)
     # All that is left follows from the target or is fixed: nothing may say otherwise.
     wanted = _config(shape, target=target, dtype=torch.float32)
-    for name in sorted(wanted.keys() - {"torch_dtype", "aurora"}):
-        if config.get(name) != wanted[name]:
-            raise CheckpointError(
-                f"config.json of checkpoint {str(path)!r} has {name} = {config.get(name)!r}, "
-                f"expected {wanted[name]!r}; publish it again"
-            )
+    check_flags(path, config, wanted)
     for name, size, largest in (
         ("truncated_vocab_size", shape.draft_vocab_size, shape.vocab_size),
         ("num_heads", shape.num_heads, 16),

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from aurora_core.errors import TraceError
 from aurora_core.records import TargetSpec, Trace
+from aurora_core.trace_features import check_features, check_finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,35 +133,11 @@ def _select(trace: Trace, target: TargetSpec, max_trace_tokens: int) -> _ChosenR
     if bool((position[1:] == position[:-1]).any()):
         raise TraceError(f"trace {trace.trace_id!r} has two rows at one position; drop the trace")
     rows = _ChosenRows(position, last_hidden[index], logsumexp[index].float())
-    for name, tensor in (
-        ("last_hidden_state", rows.last_hidden),
-        ("target_logsumexp", rows.logsumexp),
-    ):
-        if not bool(torch.isfinite(tensor).all()):
-            raise TraceError(
-                f"trace {trace.trace_id!r} has values in {name!r} that are not finite; "
-                "drop the trace"
-            )
+    check_finite(trace, {"last_hidden_state": rows.last_hidden, "target_logsumexp": rows.logsumexp})
     return rows
 
 
 def _features(trace: Trace, target: TargetSpec) -> tuple[Tensor, Tensor]:
-    if trace.target_fingerprint != target.fingerprint:
-        raise TraceError(
-            f"trace {trace.trace_id!r} was made by another target than {target.name!r}; "
-            "drop the trace"
-        )
     widths = {"last_hidden_state": (target.hidden_size,), "target_logsumexp": ()}
-    for name, width in widths.items():
-        feature = trace.features.get(name)
-        if feature is None:
-            raise TraceError(
-                f"trace {trace.trace_id!r} lacks the feature {name!r} that 'medusa' learns from; "
-                "let the backend record it"
-            )
-        if tuple(feature.shape) != (len(trace.rows.position), *width):
-            raise TraceError(
-                f"trace {trace.trace_id!r} has {name!r} of shape {list(feature.shape)}, expected "
-                f"{[len(trace.rows.position), *width]}; drop the trace"
-            )
+    check_features(trace, target, widths, speculator="medusa")
     return trace.features["last_hidden_state"], trace.features["target_logsumexp"]

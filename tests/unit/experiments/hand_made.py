@@ -7,7 +7,9 @@ import hashlib
 import json
 
 from aurora_core.config import RunConfig
+from aurora_core.errors import BackendError
 from aurora_core.experiments.results import ArmResult, RequestFigures
+from aurora_core.experiments.server_gone import ServerGone
 from aurora_core.interfaces import ServePlan
 from aurora_core.records import Needs, TargetSpec
 from aurora_core.testing.fake_backend import FakeBackend, FakeBackendOptions
@@ -73,12 +75,30 @@ def make_config(run_dir, **update):
     )
 
 
+class FailingBackend(FakeBackend):
+    """Lives, and answers what asks for no drafts; everything else fails from some request on."""
+
+    def __init__(self, options, *, answers_before_failing):
+        super().__init__(options)
+        self.answers_before_failing = answers_before_failing
+
+    async def answer(self, body, prompt):
+        wants_drafts = (body.get("aurora") or {}).get("drafter") != "none"
+        if wants_drafts and len(self._requests) >= self.answers_before_failing:
+            raise BackendError("it fails on purpose")
+        return await super().answer(body, prompt)
+
+
 class FakeServing:
     """What `serve` does, without a process; writes down which arms were served."""
 
     def __init__(self):
         self.served = []
         self.fail_on = None
+        self.gone_on = None
+        """Arm whose server is found to be gone when its stream has ended."""
+        self.answers_before_failing = {}
+        """Arm -> requests that are answered before all others fail."""
         self.options = {"step_ms": 0.01, "max_answer_tokens": 12}
 
     @contextlib.asynccontextmanager
@@ -87,9 +107,11 @@ class FakeServing:
         self.served.append(run_dir.name)
         if run_dir.name == self.fail_on:
             raise KeyboardInterrupt
-        backend = FakeBackend(
-            FakeBackendOptions(port=config.backend.options["port"], **self.options)
-        )
+        options = FakeBackendOptions(port=config.backend.options["port"], **self.options)
+        backend = FakeBackend(options)
+        if run_dir.name in self.answers_before_failing:
+            before = self.answers_before_failing[run_dir.name]
+            backend = FailingBackend(options, answers_before_failing=before)
         state = read_run_state(run_dir / "state.json")
         live = None
         if state.champion is not None:
@@ -103,6 +125,8 @@ class FakeServing:
             yield backend.url
         finally:
             await backend.stop()
+        if run_dir.name == self.gone_on:
+            raise ServerGone("`aurora run` ended before everything was asked, with status 137")
 
 
 def plan(live):

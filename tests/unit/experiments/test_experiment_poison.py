@@ -192,6 +192,14 @@ async def test_server_that_is_gone_ends_the_experiment_with_one_sentence():
     assert not await clients.until(lambda num: False, most=0)
 
 
+async def test_nothing_has_settled_while_the_latest_request_failed():
+    clients = poison_clients.Clients([], {}, max_tokens=4, concurrency=1)
+    clients.answers += [Answer(finished=1.0), Answer(finished=2.0, error="gone")]
+    assert not await clients.until(lambda num: True, most=0)
+    clients.answers.append(Answer(finished=3.0))
+    assert await clients.until(lambda num: True, most=0)
+
+
 def case(**update):
     fields = {
         "arm": "gate", "learner": "lying", "poison": "noise", "version": 3,

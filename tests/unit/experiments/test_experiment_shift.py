@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from aurora_core.cli import main
-from aurora_core.errors import ConfigError
+from aurora_core.errors import BackendError, ConfigError
 from aurora_core.experiments.arms import ARMS
 from aurora_core.experiments.results import read_result
 from aurora_core.experiments.shift import Scale, ShiftExperiment, Wanted
@@ -86,6 +87,57 @@ def test_arm_that_was_interrupted_begins_anew_and_finished_ones_do_not(experimen
     serving.served.clear()
     experiment().run(wanted)
     assert serving.served == ["static"]  # and no pretraining either
+
+
+def test_arm_whose_server_is_gone_has_no_result_and_begins_anew(experiment, serving, tmp_path):
+    serving.gone_on = "static"
+    wanted = Wanted(arms=("none", "static"), streams=("ordered",), seeds=(0,))
+    sentence = (
+        r"status 137; arm 'static' of the ordered stream, seed 0, has no result, and the same "
+        r"command begins it anew$"
+    )
+    with pytest.raises(BackendError, match=sentence):
+        experiment().run(wanted)
+    folder = tmp_path / "out" / "seed-0" / "ordered"
+    assert [path.name for path in folder.glob("*.json")] == ["none.json"]
+    assert "Not run: ngram, static" in (tmp_path / "out" / "table.md").read_text()
+    serving.gone_on = None
+    serving.served.clear()
+    [ordered] = experiment().run(wanted)
+    assert serving.served == ["static"]
+    assert [arm.num_failed for arm in ordered.arms] == [0, 0]
+
+
+def test_pretraining_whose_server_is_gone_is_not_done_either(experiment, serving, tmp_path):
+    serving.gone_on = "pretrained"
+    wanted = Wanted(arms=("static",), streams=("ordered",), seeds=(0,))
+    with pytest.raises(BackendError, match="arm 'pretrained' of the ordered stream, seed 0"):
+        experiment().run(wanted)
+    serving.gone_on = None
+    experiment().run(wanted)
+    assert serving.served == ["pretrained", "pretrained", "static"]
+
+
+@pytest.mark.parametrize(
+    ("num_answers", "num_requests", "failures"), [(1, 10, 10), (0, 2, 4)], ids=["tail", "all"]
+)
+def test_arm_whose_server_lives_and_fails_without_end_has_no_result(
+    experiment, serving, tmp_path, num_answers, num_requests, failures
+):
+    # References are answered all along: they are no part of the stream.
+    serving.answers_before_failing = {"none": num_answers}
+    scale = replace(SCALE, requests_per_domain=num_requests)
+    with pytest.raises(BackendError, match=rf"the last {failures} requests failed.*arm 'none' of"):
+        experiment(scale).run(Wanted(arms=("none",), streams=("ordered",), seeds=(0,)))
+    assert not list((tmp_path / "out").rglob("none.json"))
+
+
+def test_failures_short_of_the_patience_are_figures(experiment, serving):
+    serving.answers_before_failing = {"none": 7}
+    wanted = Wanted(arms=("none",), streams=("ordered",), seeds=(0,))
+    [ordered] = experiment().run(wanted)
+    [none] = ordered.arms
+    assert 0 < none.num_failed < none.num_requests == 12
 
 
 def test_figures_are_summed_up_after_every_arm(experiment, serving, tmp_path):

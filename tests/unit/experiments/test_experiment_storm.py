@@ -10,6 +10,7 @@ from aurora_core.experiments.storm import lay_out_versions
 from aurora_core.experiments.storm_report import StormPlan, as_markdown, gap_figures
 from aurora_core.plugins import Plugins
 from aurora_core.testing.fake_speculator import FakePlugin
+from aurora_core.traffic.completion import RequestFailed
 from aurora_core.versions import read_run_state
 from tests.unit.experiments.hand_made import FakeServing, make_config, write_versions
 
@@ -71,6 +72,15 @@ async def test_swap_that_fails_is_counted_and_ends_nothing(storm):
     report, commands = await storm(refuse)
     assert report.num_failed_swaps == len(commands) == 4
     assert report.num_failed == 0
+
+
+async def test_prompt_that_fails_before_the_first_phase_is_one_sentence(storm, monkeypatch):
+    async def fail(endpoint, prompt, settings):
+        raise RequestFailed("timeout", "no answer")
+
+    monkeypatch.setattr(storming.Endpoint, "complete", fail)
+    with pytest.raises(BackendError, match="without speculation: timeout: no answer; its log lies"):
+        await storm()
 
 
 def test_gap_belongs_to_the_phase_in_which_it_ends():

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 from aurora_core.errors import BackendError, ConfigError
 from aurora_core.experiments import served_run
+from aurora_core.experiments.arm_run import Sending, run_arm
 from aurora_core.experiments.served_run import as_server, serve
+from aurora_core.experiments.server_gone import ServerGone
 from aurora_core.interfaces import Options
 from aurora_core.plugins import Plugins
 from aurora_core.testing.fake_backend import FakeBackend
@@ -88,6 +93,59 @@ async def test_run_serves_until_the_block_ends_and_leaves_no_process(config):
     assert (config.run_dir / "resolved.yaml").exists()
     log = (config.run_dir.parent / "one.log").read_text()
     assert "serving at" in log
+
+
+def server_process():
+    """The `aurora run` under the guard."""
+    [found] = [
+        one
+        for one in psutil.Process().children(recursive=True)
+        if one.cmdline()[1:4] == ["-m", "aurora_core", "run"]
+    ]
+    return found
+
+
+async def test_server_that_is_killed_cancels_the_block_and_says_how_it_ended(config):
+    with pytest.raises(ServerGone, match=r"ended before everything was asked, with status 137: "):
+        async with serve(config):
+            server_process().kill()
+            await asyncio.Event().wait()
+
+
+async def test_server_that_is_told_to_end_is_gone_though_it_still_winds_down(config):
+    with pytest.raises(ServerGone, match=r"ended before everything was asked, with .*'.*one\.log'"):
+        async with serve(config) as url, httpx.AsyncClient(trust_env=False) as client:
+            server_process().terminate()
+            with contextlib.suppress(httpx.HTTPError):
+                while True:
+                    await client.get(f"{url}/v1/models")
+
+
+async def test_arm_whose_server_is_killed_is_named_and_has_no_result(config):
+    killed = []
+
+    def kill_once():
+        if not killed:
+            killed.append(server_process())
+            killed[0].kill()
+
+    sending = Sending(concurrency=1, max_tokens=8, reference_every=0, records=False)
+    with pytest.raises(BackendError, match="; arm 'gate' of the mixed stream, seed 4, has no res"):
+        await run_arm(
+            config,
+            [Prompt("sql", f"number {number}") for number in range(3)],
+            sending,
+            arm="gate",
+            stream="mixed",
+            seed=4,
+            on_result=kill_once,
+        )
+
+
+async def test_error_of_the_block_itself_is_not_taken_for_the_server(config):
+    with pytest.raises(TimeoutError, match="its own"):
+        async with serve(config):
+            raise TimeoutError("its own")
 
 
 async def test_run_that_cannot_start_is_one_sentence_with_its_own(config):

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from aurora_core import run_replay
 from aurora_core.acceptance import holdout_acceptance_length
 from aurora_core.config import RunConfig
 from aurora_core.errors import ConfigError
-from aurora_core.experiments import poisoned_weights
 from aurora_core.experiments.poisoned_weights import POISONS, prepare_poisons, spoil
 from aurora_core.target.weights import TargetWeights
 from aurora_core.testing.toy_speculator import ToySpeculator
@@ -60,10 +60,10 @@ def world(
     )
     held_out = [make_trace(seed) for seed in range(20, 36)]
     monkeypatch.setattr(
-        poisoned_weights, "build_component",
+        run_replay, "build_component",
         lambda plugins, kind, section, **options: speculator if kind == "speculators" else None,
     )  # fmt: skip
-    monkeypatch.setattr(poisoned_weights, "held_out_traces", lambda sink, count: held_out[:count])
+    monkeypatch.setattr(run_replay, "held_out_traces", lambda sink, count: held_out[:count])
     config = RunConfig.model_validate(
         {"target": str(target.path), "speculator": "toy", "backend": "fake"}
     )

@@ -1,6 +1,6 @@
 """Statistics of finished requests, on their way from the scheduler into the answers.
 
-scheduler    Recorder -> field_of         with the last tokens of a request, SGLang's own channel
+scheduler    Recorder -> the field        with the last tokens of a request, SGLang's own channel
 HTTP server  AnswerStatistics.remember    by the request's id, until its answer is written
              AnswerStatistics.take
 """
@@ -10,37 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aurora_core.records import RequestStats
-
 KEY = "aurora"
 """Key of the statistics in a request's `meta_info`, which `/generate` shows as well."""
 
 _NUM_REMEMBERED = 4096
 """Answers that nobody asked the statistics of are forgotten after so many others."""
-
-
-def field_of(stats: RequestStats) -> dict[str, Any]:
-    """Return the `aurora` field of a response.
-
-    `acceptance_length` is 1 + accepted / steps over all steps of the request, plain ones included;
-    `otps` is the output tokens after the first per second of decoding, None without any. Times are
-    the scheduler's own: they hold neither network nor detokenizing.
-    """
-    num_accepted = sum(stats.accepted_per_position)
-    num_later = stats.num_output_tokens - 1
-    return {
-        "request_id": stats.request_id,
-        "num_steps": stats.num_steps,
-        "num_speculative_steps": stats.num_speculative_steps,
-        "num_drafted": stats.num_drafted,
-        "accepted_per_position": list(stats.accepted_per_position),
-        "acceptance_length": 1 + num_accepted / stats.num_steps if stats.num_steps else 1.0,
-        "min_draft_version": stats.min_draft_version,
-        "max_draft_version": stats.max_draft_version,
-        "ttft_s": stats.ttft_s,
-        "decode_s": stats.decode_s,
-        "otps": num_later / stats.decode_s if num_later > 0 and stats.decode_s > 0 else None,
-    }
 
 
 class AnswerStatistics:

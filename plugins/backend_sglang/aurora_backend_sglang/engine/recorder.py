@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from aurora_backend_sglang.engine.answer_statistics import field_of
 from aurora_backend_sglang.engine.captured_rows import capture, last_row_alone
 from aurora_backend_sglang.engine.recording import FinishReason, RequestRecording
 from aurora_backend_sglang.engine.request_facts import sampling_of, seconds_since_arrival
 from aurora_backend_sglang.engine.request_fields import wishes_of
 from aurora_backend_sglang.engine.verification import VerifiedStep, read_draft, without_filler
+from aurora_core.engine_process.aurora_field import describe_answer
 from aurora_core.records import NO_DRAFTER, RequestStats, SinkStats, VerificationRule
 from aurora_core.trace_validation import first_problem
 
@@ -224,7 +224,7 @@ class Recorder:
     def answer_field(self, request: Any) -> dict[str, Any] | None:
         """Return the `aurora` field of the answer to a request that has ended, else None."""
         stats: RequestStats | None = getattr(request, _FINISHED, None)
-        return None if stats is None else field_of(stats)
+        return None if stats is None else describe_answer(stats)
 
     def finished_after(self, sequence: int) -> list[RequestStats]:
         """Return statistics of requests that finished later, as far as they are remembered."""

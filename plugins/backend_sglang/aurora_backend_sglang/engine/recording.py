@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from aurora_backend_sglang.engine.verification import ROOT, VerifiedStep
-from aurora_core.records import NO_DRAFTER, RequestStats, Rows, Sampling, Trace
+from aurora_core.engine_process.step_counts import StepCounts
+from aurora_core.records import RequestStats, Rows, Sampling, Trace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +21,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(slots=True, kw_only=True)
-class RequestRecording:
+class RequestRecording(StepCounts):
     """Follows one request through the engine's steps."""
 
     request_id: str
@@ -33,14 +34,6 @@ class RequestRecording:
     recorded: bool = True
     """Whether a trace is made of it."""
 
-    first_token_at: float = 0.0
-    last_token_at: float = 0.0
-    num_steps: int = 0
-    num_speculative_steps: int = 0
-    num_drafted: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
-    versions: set[int] = field(default_factory=set)
-    batch_sizes: int = 0
     steps: list[tuple[int, int, int, int, float, float]] = field(default_factory=list)
     """(root, version, bonus token, accepted, draft ms, verify ms)"""
     nodes: list[tuple[int, int, int, int, bool]] = field(default_factory=list)
@@ -67,12 +60,14 @@ class RequestRecording:
 
     def add_step(self, step: VerifiedStep) -> None:
         """Take in a verification step, in order."""
-        self.num_steps += 1
-        self.batch_sizes += step.batch_size
+        self.count(
+            batch_size=step.batch_size,
+            num_drafted=len(step.draft.tokens),
+            max_depth=max(step.draft.depths, default=0),
+            num_accepted=len(step.accepted),
+        )
         self.last_token_at = step.finished_at
         self.versions.add(step.version)
-        if step.draft.tokens:
-            self._count(step)
         if not self.recorded:
             return
         index, first = len(self.steps), len(self.nodes)
@@ -110,24 +105,16 @@ class RequestRecording:
         self, sequence: int, now: float, *, num_output_tokens: int, finish_reason: FinishReason
     ) -> RequestStats:
         """Return the counts of the finished request."""
-        return RequestStats(
+        return self.request_stats(
             sequence=sequence,
             request_id=self.request_id,
+            arrived=self.arrived,
             finished=now,
             num_prompt_tokens=len(self.prompt),
             num_output_tokens=num_output_tokens,
-            num_steps=self.num_steps,
-            num_speculative_steps=self.num_speculative_steps,
-            num_drafted=self.num_drafted,
-            accepted_per_position=tuple(self.accepted_per_position),
-            min_draft_version=min(self.versions, default=NO_DRAFTER),
-            max_draft_version=max(self.versions, default=NO_DRAFTER),
-            ttft_s=max((self.first_token_at or now) - self.arrived, 0.0),
-            decode_s=max(self.last_token_at - self.first_token_at, 0.0),
             finish_reason=finish_reason,
             tenant=self.tenant,
             route=self.route,
-            batch_size=self.batch_sizes / self.num_steps if self.num_steps else 1.0,
         )
 
     def trace(
@@ -170,14 +157,6 @@ class RequestRecording:
             tenant=self.tenant,
             route=self.route,
         )
-
-    def _count(self, step: VerifiedStep) -> None:
-        self.num_speculative_steps += 1
-        self.num_drafted += len(step.draft.tokens)
-        missing = max(step.draft.depths) - len(self.accepted_per_position)
-        self.accepted_per_position += [0] * missing
-        for position in range(len(step.accepted)):
-            self.accepted_per_position[position] += 1
 
     def _add_rows(
         self, rows: Sequence[tuple[int, int]], which: Sequence[int], features: Mapping[str, Tensor]

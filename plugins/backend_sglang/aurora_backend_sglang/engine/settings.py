@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from aurora_core.errors import BackendError
 from aurora_core.records import NO_DRAFTER, Needs, TargetSpec
-from aurora_core.wire import from_json, to_json
+from aurora_core.wire import first_fault, from_json, to_json
 
 SETTINGS_VARIABLE = "AURORA_SGLANG_SETTINGS"
 """Environment variable with the path of the settings file; without it the plugin does nothing."""
@@ -75,9 +75,8 @@ def find_settings() -> EngineSettings | None:
             "SGLang with the settings that Aurora wrote, or without the variable"
         ) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where, fault = first_fault(error)
         raise BackendError(
-            f"{name!r} is not from this version of Aurora: {where or 'file'}: {first['msg']}; "
+            f"{name!r} is not from this version of Aurora: {where or 'file'}: {fault}; "
             "install the same version beside SGLang as in the controller's environment"
         ) from error

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from aurora_core.records import NO_DRAFTER, RequestStats, Rows, Sampling, Trace
+from aurora_core.engine_process.step_counts import StepCounts
+from aurora_core.records import RequestStats, Rows, Sampling, Trace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +42,7 @@ class StepOutcome:
 
 
 @dataclass(slots=True, kw_only=True)
-class RequestRecording:
+class RequestRecording(StepCounts):
     """Follows one request through the engine's steps."""
 
     request_id: str
@@ -60,14 +61,6 @@ class RequestRecording:
     output: list[int] = field(default_factory=list)
     finish_reason: Literal["stop", "length", "abort"] = "abort"
     """`abort` until the request has ended by itself."""
-    first_token_at: float = 0.0
-    last_token_at: float = 0.0
-    num_steps: int = 0
-    num_speculative_steps: int = 0
-    num_drafted: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
-    versions: set[int] = field(default_factory=set)
-    batch_sizes: int = 0
     steps: list[tuple[int, int, int, int, float, float]] = field(default_factory=list)
     """(root, version, bonus token, accepted, draft ms, verify ms)"""
     nodes: list[tuple[int, int, int, int, bool]] = field(default_factory=list)
@@ -107,17 +100,15 @@ class RequestRecording:
         self._commit(step)
 
     def _count(self, step: StepOutcome, num_accepted: int) -> None:
-        self.num_steps += 1
-        self.batch_sizes += step.batch_size
-        if not step.drafts:
-            return
-        self.versions.add(step.version)
-        self.num_speculative_steps += 1
-        self.num_drafted += len(step.drafts)
-        missing = len(step.drafts) - len(self.accepted_per_position)
-        self.accepted_per_position += [0] * missing
-        for position in range(num_accepted):
-            self.accepted_per_position[position] += 1
+        num_drafted = len(step.drafts)
+        self.count(
+            batch_size=step.batch_size,
+            num_drafted=num_drafted,
+            max_depth=num_drafted,
+            num_accepted=num_accepted,
+        )
+        if num_drafted:
+            self.versions.add(step.version)
 
     def _add_step(self, step: StepOutcome, root: int, num_accepted: int) -> None:
         index, first = len(self.steps), len(self.nodes)
@@ -171,24 +162,16 @@ class RequestRecording:
 
     def statistics(self, sequence: int, now: float) -> RequestStats:
         """Return the counts of the finished request."""
-        return RequestStats(
+        return self.request_stats(
             sequence=sequence,
             request_id=self.request_id,
+            arrived=self.arrived,
             finished=now,
             num_prompt_tokens=len(self.prompt),
             num_output_tokens=len(self.output),
-            num_steps=self.num_steps,
-            num_speculative_steps=self.num_speculative_steps,
-            num_drafted=self.num_drafted,
-            accepted_per_position=tuple(self.accepted_per_position),
-            min_draft_version=min(self.versions, default=NO_DRAFTER),
-            max_draft_version=max(self.versions, default=NO_DRAFTER),
-            ttft_s=max((self.first_token_at or now) - self.arrived, 0.0),
-            decode_s=max(self.last_token_at - self.first_token_at, 0.0),
             finish_reason=self.finish_reason,
             tenant=self.tenant,
             route=self.route,
-            batch_size=self.batch_sizes / self.num_steps if self.num_steps else 1.0,
         )
 
     def trace(self, settings: EngineSettings) -> Trace:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from aurora_core.errors import BackendError
 from aurora_core.records import NO_DRAFTER, Needs, TargetSpec
-from aurora_core.wire import from_dict, to_dict
+from aurora_core.wire import first_fault, from_dict, to_dict
 
 KEY = "aurora"
 """Name of the section in vLLM's `additional_config`."""
@@ -67,9 +67,8 @@ def read_settings(additional_config: Mapping[str, Any] | None) -> EngineSettings
     try:
         return from_dict(EngineSettings, section)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where, fault = first_fault(error)
         raise BackendError(
             f"the section {KEY!r} of vLLM's --additional-config is not from this version of "
-            f"Aurora: {where}: {first['msg']}"
+            f"Aurora: {where}: {fault}"
         ) from error

@@ -1,4 +1,4 @@
-"""What an engine is told at start. Import these from `aurora_core.interfaces`, as the contract."""
+"""What an engine is told at start."""
 
 from __future__ import annotations
 
