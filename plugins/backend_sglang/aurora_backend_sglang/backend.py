@@ -83,10 +83,12 @@ class SglangBackend(Backend):
         )
         if self._algorithm == "EAGLE3":
             return provides
+        provides = replace(provides, hot_swap="restart", request_routing=False)
+        if self._algorithm == "EAGLE":
+            return provides
+        # SGLang rejects by a draft's probability in its EAGLE family alone.
         rules = provides.verification_rules - {"rejection"}
-        return replace(
-            provides, hot_swap="restart", request_routing=False, verification_rules=rules
-        )
+        return replace(provides, verification_rules=rules)
 
     @property
     def to_swap(self) -> str:
