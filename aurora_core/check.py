@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import yaml
 
@@ -15,6 +14,7 @@ from aurora_core.registrations import KINDS, SECTIONS
 if TYPE_CHECKING:
     from aurora_core.config import RunConfig
     from aurora_core.controller.build import Parts
+    from aurora_core.interfaces import Speculator
     from aurora_core.plugins import Plugins
 
 
@@ -25,6 +25,9 @@ def check_run(config: RunConfig, plugins: Plugins) -> str:
 
     A target that is not on this machine yet is left alone, and so is then what needs to know it:
     the negotiation, and whether the drafters in the run directory were made for it.
+
+    A GPU that is named, an engine's environment and settings of Lightning other than the defaults
+    are looked for in processes of their own, which takes seconds.
 
     Returns:
         The resolved configuration as text.
@@ -43,11 +46,17 @@ def check_run(config: RunConfig, plugins: Plugins) -> str:
         )
     for name in config.lineages:
         lines += _check_lineage(config.of_lineage(name), name, plugins)
+    backend = build_component(plugins, "backends", config.backend)
     if config.lineages:
-        check_holds_lineages(config, build_component(plugins, "backends", config.backend))
+        check_holds_lineages(config, backend)
     _check_prompts(config)
     for name in ("", *config.lineages):
-        RunDirectory(config.of_lineage(name).run_dir).check_usable()
+        one = config.of_lineage(name)
+        RunDirectory(one.run_dir).check_usable()
+        defaults = run_defaults(one, "trace_sinks")
+        build_component(plugins, "trace_sinks", one.trace_sink, defaults=defaults).check()
+    backend.check()
+    _check_learners(config, plugins)
     lines += ["", *_check_target(config, plugins)]
     return "\n".join(lines)
 
@@ -67,6 +76,17 @@ def _check_lineage(config: RunConfig, name: str, plugins: Plugins) -> list[str]:
     return lines
 
 
+def _check_learners(config: RunConfig, plugins: Plugins) -> None:
+    """See that every learner that the run would have can train with what it is told."""
+    from aurora_core.learner.trainer_check import check_trainer
+
+    for name in ("", *config.lineages):
+        one = config.of_lineage(name)
+        speculator = cast("type[Speculator]", plugins.resolve("speculators", one.speculator.name))
+        if speculator.trainable:
+            check_trainer(one.learner)
+
+
 def _check_prompts(config: RunConfig) -> None:
     from aurora_core.controller.final_measurement import held_out_prompts
     from aurora_core.traffic.prompts import open_prompts
@@ -84,14 +104,13 @@ def _check_prompts(config: RunConfig) -> None:
 def _check_target(config: RunConfig, plugins: Plugins) -> list[str]:
     from aurora_core.controller import build
     from aurora_core.errors import TargetError
-    from aurora_core.target.pull import pull_target
+    from aurora_core.target.pull import could_be_fetched, pull_target
     from aurora_core.target.spec import read_target_spec
 
-    is_path = config.target.startswith((".", "/", "~")) or Path(config.target).exists()
     try:
         directory = pull_target(config.target, offline=True)
     except TargetError:
-        if is_path:
+        if not could_be_fetched(config.target):
             raise
         return [
             f"# target {config.target}: not on this machine yet (`aurora target pull "

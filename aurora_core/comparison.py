@@ -11,6 +11,7 @@ import numpy as np
 
 from aurora_core.acceptance import acceptance_length
 from aurora_core.confidence import Interval, bootstrap_acceptance, resample
+from aurora_core.errors import ConfigError
 from aurora_core.run_replay import RunReplay
 from aurora_core.versions import VersionStore
 
@@ -83,10 +84,18 @@ def figures(
         scores: version -> trace id -> score; the first version is the one compared with.
         confidence: of every interval.
         seed: of the resampling.
+
+    Raises:
+        ConfigError: there are none.
     """
     first, *_ = scores.values()
     ids = [one for one in first if all(one in other for other in scores.values())]
     anchors = np.array([first[one].num_anchors for one in ids], dtype=np.int64)
+    if not anchors.sum():
+        raise ConfigError(
+            "none of the held-out traces can be replayed through all of these versions; serve more "
+            "requests, or raise --traces"
+        )
     reference = _sums(first, ids)
     versions = []
     for version, of_version in scores.items():

@@ -13,13 +13,14 @@ from typing import Annotated, Literal, Self
 
 import annotated_types
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from aurora_core import config_source
 from aurora_core.config_learner import LearnerSection
 from aurora_core.config_lineages import LineageSection, check_lineages
 from aurora_core.config_section import ComponentSection, Section
 from aurora_core.errors import ConfigError
+from aurora_core.tracking_uri import check_tracking_uri
 
 __all__ = [
     "ComponentSection",
@@ -123,6 +124,13 @@ class TrackingSection(Section):
     uri: str | None = None
     """MLflow tracking URI; null keeps a SQLite store in the run directory."""
 
+    @field_validator("uri")
+    @classmethod
+    def _has_a_store(cls, uri: str | None) -> str | None:
+        if uri is not None:
+            check_tracking_uri(uri)
+        return uri
+
 
 class RunConfig(Section):
     """Everything `aurora run` needs to know. Immutable; built once and passed on in parts."""
@@ -130,7 +138,8 @@ class RunConfig(Section):
     target: str = "quickstart"
     """Model to serve: a directory, a hub id, or `quickstart` for SmolLM2-135M-Instruct."""
     plugins: tuple[str, ...] | None = None
-    """Plugins to load: exactly these, and a broken one is fatal; null loads all that work."""
+    """Plugins to load: exactly these, and a broken one is fatal; null loads all that work, an empty
+    list none but core."""
     speculator: ComponentSection
     """Drafter algorithm and its options."""
     backend: ComponentSection
@@ -237,6 +246,7 @@ class RunConfig(Section):
             values = config_source.override(values, override)
         if overrides:
             source = f"{source} with --set"
+        config_source.check_texts(values, source)
         try:
             return cls.model_validate(values)
         except ValidationError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,48 @@ def override(values: dict[str, Any], assignment: str) -> dict[str, Any]:
         section = inner
     section[keys[-1]] = value
     return result
+
+
+def check_texts(values: object, source: str) -> None:
+    """Refuse text in plain values that no path, name or address can hold.
+
+    YAML can write it with escapes, and the system's calls would fail on it, each in its own way.
+
+    Args:
+        values: as `parse` and `override` return them.
+        source: of the values, the subject of the sentence.
+
+    Raises:
+        ConfigError: a NUL character, or half of a surrogate pair.
+    """
+    problems = [
+        f"  {path}: {problem}" for path, text in _texts(values, "") if (problem := _flaw(text))
+    ]
+    if problems:
+        raise ConfigError("\n".join([f"{source} is not a usable configuration:", *problems]))
+
+
+def _texts(value: object, path: str) -> Iterator[tuple[str, str]]:
+    """Yield (path as the user wrote it, text) of every key and every text in plain values."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield path or "the top level", str(key)
+            yield from _texts(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _texts(inner, f"{path}[{index}]")
+
+
+def _flaw(text: str) -> str | None:
+    if "\0" in text:
+        return f"{_describe(text)} holds a NUL character, which no path or name can; remove it"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return f"{_describe(text)} holds half of a surrogate pair, which is no character; remove it"
+    return None
 
 
 def _load(text: str) -> Any:

@@ -74,6 +74,7 @@ class Plugins:
         self.broken: dict[str, BrokenPlugin] = {}
         self.failures: Counter[str] = Counter()
         """Plugin name -> notifications in which it raised."""
+        self._not_wanted: tuple[str, ...] = ()
         from aurora_core import builtin
 
         self.register(builtin, CORE, distribution="aurora-core", version=__version__)
@@ -83,8 +84,8 @@ class Plugins:
 
         Args:
             names: None loads all that work and keeps the others in `broken`. Names load exactly
-                these, and a broken one is an error. `no:NAME` leaves one out; a list of such
-                entries alone loads all the others.
+                these, and a broken one is an error; no names load nothing but core. `no:NAME`
+                leaves one out; a list of such entries alone loads all the others.
 
         Raises:
             PluginError: an unknown name, or a broken plugin that was named.
@@ -101,9 +102,14 @@ class Plugins:
                 f"no installed plugin is named {', '.join(map(repr, unknown))}; "
                 f"installed: {', '.join(sorted(installed)) or 'none'}"
             )
-        for name in dict.fromkeys(named or sorted(installed)):
-            if name in left_out or (named and name == CORE):
-                continue
+        takes_all = names is None or (bool(names) and not named)
+        wanted = [
+            name
+            for name in dict.fromkeys(sorted(installed) if takes_all else named)
+            if name not in left_out and not (named and name == CORE)
+        ]
+        self._not_wanted = tuple(sorted(installed.keys() - set(wanted)))
+        for name in wanted:
             try:
                 self._load_one(name, installed[name])
             except PluginError as error:
@@ -203,6 +209,11 @@ class Plugins:
         providers = self.registrations(kind)
         if name not in providers:
             missing = "".join(f"; {plugin.reason}" for plugin in self.broken.values())
+            if self._not_wanted:
+                missing += (
+                    f"; installed, but not among those to load (`plugins`, -p): "
+                    f"{', '.join(self._not_wanted)}"
+                )
             raise PluginError(
                 f"no plugin provides {name!r} under {kind}; "
                 f"available: {', '.join(sorted(providers)) or 'none'}{missing}"

@@ -24,6 +24,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from aurora_core.errors import CheckpointError
+from aurora_core.folders import num_bytes, remove
 from aurora_core.records import DraftVersion, Holdout
 from aurora_core.wire import first_fault, from_json, to_json
 
@@ -40,6 +41,7 @@ class VersionStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+        self._told: set[str] = set()
 
     def next_version(self) -> int:
         """Return the number of the next version: numbers of broken ones are not used again."""
@@ -115,6 +117,10 @@ class VersionStore:
         try:
             record = from_json(DraftVersion, (path / _RECORD).read_bytes())
         except OSError as error:
+            if not path.is_dir() and os.path.lexists(path):
+                raise CheckpointError(
+                    f"version {version} in {str(path)!r} is broken: it is no folder; delete it"
+                ) from error
             if not path.is_dir():
                 raise CheckpointError(
                     f"version {version} is not in {str(self.path)!r}; it holds "
@@ -154,13 +160,15 @@ class VersionStore:
         return record
 
     def list(self) -> tuple[DraftVersion, ...]:
-        """Return all versions whose record can be read, oldest first; logs the others."""
+        """Return all versions whose record can be read, oldest first; logs the others once."""
         records = []
         for version in self.numbers():
             try:
                 records.append(self.read(version))
             except CheckpointError as error:
-                logger.warning("%s", error)
+                if str(error) not in self._told:  # a run lists them at every change
+                    self._told.add(str(error))
+                    logger.warning("%s", error)
         return tuple(records)
 
     def prune(
@@ -181,7 +189,7 @@ class VersionStore:
         numbers = self.numbers()
         used = {state.champion, state.previous, state.challenger, state.trial}
         candidates = [number for number in numbers[: -max(keep_last, 1)] if number not in used]
-        sizes = {number: _folder_bytes(self.directory(number)) for number in numbers}
+        sizes = {number: num_bytes(self.directory(number)) for number in numbers}
         deleted = []
         for number in candidates:
             if max_bytes is not None and sum(sizes.values()) <= max_bytes:
@@ -200,10 +208,12 @@ class VersionStore:
     def numbers(self) -> tuple[int, ...]:
         """Return the numbers of all versions, oldest first; their records are not looked at."""
         try:
-            matches = [_NAME.fullmatch(name) for name in os.listdir(self.path)]
+            names = os.listdir(self.path)
         except FileNotFoundError:
             return ()
-        return tuple(sorted(int(match[1]) for match in matches if match))
+        numbers = {int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
+        # Another spelling of a number is nobody's version.
+        return tuple(sorted(one for one in numbers if self.directory(one).name in names))
 
     def _checksum(self, path: Path, version: int) -> str:
         try:
@@ -220,13 +230,13 @@ class VersionStore:
         deleted = self.path / f"{self.directory(version).name}.deleted"
         with contextlib.suppress(FileNotFoundError):
             self.directory(version).rename(deleted)
-        shutil.rmtree(deleted, ignore_errors=True)
+        remove(deleted)
 
     def _clear_leftovers(self, kind: str) -> None:
         for path in self.path.glob(f"*.{kind}"):
             if _LEFTOVER.fullmatch(path.name):
                 logger.info("removing %s, left by a process that was killed", path)
-                shutil.rmtree(path, ignore_errors=True)
+                remove(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,11 +295,3 @@ def _force_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _folder_bytes(path: Path) -> int:
-    total = 0
-    for file in path.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += file.stat().st_size
-    return total

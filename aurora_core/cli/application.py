@@ -1,7 +1,7 @@
 """The `aurora` command: its subcommands, those of plugins, and what becomes of errors.
 
-Exit codes: 0 done, 1 crashed (with a traceback), 2 something the user can mend (one sentence on
-stderr), 130 interrupted.
+Exit codes: 0 done, 1 crashed (with a traceback) or a run that ended badly (one sentence on stderr),
+2 something the user can mend (one sentence on stderr), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -49,8 +49,12 @@ _GROUPS: dict[str, typer.Typer] = {
     "plugins": plugins.application,
     "target": target.application,
 }
-_OF_THE_MACHINE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT})
-"""Permissions and full disks: no mistake in the code, wherever they are met."""
+_OF_THE_MACHINE = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO}
+    | {errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+)
+"""Permissions, disks that are full or fail, and paths that lead nowhere: no mistake in the code,
+wherever they are met."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

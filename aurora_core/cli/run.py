@@ -107,4 +107,6 @@ def select_plugins(configured: Sequence[str] | None, flags: Sequence[str]) -> tu
     """Return the plugins to load: names given as flags replace the configured ones, `no:` adds."""
     named = [flag for flag in flags if not flag.startswith("no:")]
     left_out = [flag for flag in flags if flag.startswith("no:")]
+    if not named and configured is not None and not configured:
+        return ()  # nothing to leave anything out of: `no:` entries alone would load all others
     return (*(named or configured or ()), *left_out)

@@ -9,6 +9,7 @@ command the run. No port, no token.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -101,7 +102,8 @@ async def serve_commands(
     except OSError as error:
         log.warning("no commands are taken: %s cannot be made: %s", run_dir / SOCKET, error)
     finally:
-        (run_dir / SOCKET).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder of that name is not ours
+            (run_dir / SOCKET).unlink()
         os.close(descriptor)
 
 

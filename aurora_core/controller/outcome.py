@@ -45,6 +45,8 @@ class Outcome:
     measuring: bool = False
     """The final measurement has begun: requests are no traffic any more."""
     learner_gave_up: bool = False
+    unanswered: str | None = None
+    """A sentence, if all of the run's own requests failed."""
     error: Exception | None = None
     unwritten: list[str] = field(default_factory=list)
     """A sentence for every folder that the report could not be written to."""
@@ -79,7 +81,8 @@ class Outcome:
             return CRASHED
         if self.ended == "interrupted":
             return INTERRUPTED
-        return CRASHED if self.ended == "engine_died" or self.learner_gave_up else 0
+        failed = self.ended == "engine_died" or self.learner_gave_up or self.unanswered is not None
+        return CRASHED if failed else 0
 
 
 def culprit(error: Exception) -> Exception:
@@ -124,6 +127,13 @@ async def conclude(run: Run, report_dir: Path | None) -> None:
         run.console.summary(report)
     if isinstance(outcome.error, EngineDied):
         run.console.fail(f"the engine is gone: {outcome.error}")
+    elif outcome.has_report and run.traffic is not None and run.traffic.all_failed:
+        outcome.unanswered = (
+            f"none of the run's own {run.traffic.num_failed} requests was answered, the last one "
+            f"failed with: {run.traffic.last_error}; look at the settings of `traffic` and "
+            f"`backend`, and into {str(run.directory.logs)!r}"
+        )
+        run.console.fail(outcome.unanswered)
     for sentence in outcome.unwritten:
         run.console.fail(sentence)
     for one in run.lineages:

@@ -85,7 +85,8 @@ def run(
         learner_module: what `python -m` starts as the learner.
 
     Returns:
-        0; 130 when interrupted; 1 when the engine died, the learner gave up or no report fits.
+        0; 130 when interrupted; 1 when the engine died, the learner gave up, all of the run's own
+        requests failed or no report fits.
 
     Raises:
         AuroraError: something the user can mend kept the run from starting.

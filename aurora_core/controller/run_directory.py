@@ -7,7 +7,6 @@ line that a crash cut off is removed from the append-only records before the nex
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ import filelock
 import yaml
 
 from aurora_core.errors import ConfigError
+from aurora_core.folders import check_makeable
 from aurora_core.versions import RunState, VersionStore, write_run_state
 
 if TYPE_CHECKING:
@@ -132,11 +132,8 @@ class RunDirectory:
             ConfigError: it, or the nearest folder above it, is no folder that may be written.
         """
         with self.writable():
-            nearest = next(one for one in (self.path, *self.path.parents) if one.exists())
-            if not nearest.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            if not os.access(nearest, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            for folder in (self.path, self.logs, self.versions):
+                check_makeable(folder)
 
     def check_resumable(self, target: TargetSpec, speculator: str) -> None:
         """Refuse to continue a directory whose drafters were made for something else.

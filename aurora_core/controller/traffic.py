@@ -57,6 +57,8 @@ class OwnTraffic:
             ConfigError: the prompts cannot be read.
         """
         self.num_requests = self.num_failed = 0
+        self.last_error = ""
+        """Why the last request that failed did."""
         self.num_compared_by_version: Counter[int] = Counter()
         """Compared answers by the newest draft version behind them."""
         self._section, self._seed, self._note, self._gaps = section, seed, note, gaps
@@ -94,6 +96,11 @@ class OwnTraffic:
     def count(self) -> int:
         """Return how many requests were answered or failed."""
         return self.num_requests
+
+    @property
+    def all_failed(self) -> bool:
+        """Whether requests were sent and not one of them was answered."""
+        return 0 < self.num_requests == self.num_failed
 
     @property
     def lossless(self) -> LosslessReport | None:
@@ -140,6 +147,7 @@ class OwnTraffic:
                 prompt = self._to_compare.pop(result.index, None)
                 if not result.ok:
                     self.num_failed += 1
+                    self.last_error = result.error or ""
                     if self.num_failed <= _MAX_NOTES:
                         self._note(f"request {result.index + 1} failed: {result.error}")
                     # An engine that is gone refuses at once: all prompts would be burnt before

@@ -10,6 +10,9 @@ from aurora_core.errors import BackendError
 
 _CONNECT_TIMEOUT_S = 10.0
 _HEALTH_TIMEOUT_S = 10.0
+KEEPALIVE_S = 2.0
+"""Seconds for which an idle connection is used again. Servers close theirs after 5: the client has
+to be the first one, or a request now and then meets a connection that is just being closed."""
 
 
 class EngineClient:
@@ -29,6 +32,7 @@ class EngineClient:
             base_url=url,
             headers={"Authorization": f"Bearer {token}"},
             timeout=httpx.Timeout(timeout_s, connect=min(_CONNECT_TIMEOUT_S, timeout_s)),
+            limits=httpx.Limits(keepalive_expiry=KEEPALIVE_S),
             trust_env=False,  # a proxy has no business between controller and engine
         )
 

@@ -10,6 +10,7 @@ import numpy as np
 from aurora_core.confidence import Interval, resample
 from aurora_core.experiments.figures import Columns, bounds, columns
 from aurora_core.experiments.results import ArmResult
+from aurora_core.records import NO_DRAFTER
 
 _NUM_RESAMPLES = 2000
 _STRIDE_SHARE = 5
@@ -59,7 +60,12 @@ class Outputs:
 
 
 def differences(
-    ours: Sequence[ArmResult], theirs: Sequence[ArmResult], *, size: int, stride: int | None = None
+    ours: Sequence[ArmResult],
+    theirs: Sequence[ArmResult],
+    *,
+    size: int,
+    stride: int | None = None,
+    drafted_only: bool = False,
 ) -> list[Difference]:
     """Compare window by window, over the seeds that both arms have.
 
@@ -68,8 +74,10 @@ def differences(
         theirs: the other.
         size: requests of a window.
         stride: between the beginnings of two windows; a fifth of the size if not given.
+        drafted_only: leave out requests that our arm answered without speculation, which it does
+            to know how fast that is: what is compared then are the drafters.
     """
-    ours_, theirs_ = _paired(ours, theirs)
+    ours_, theirs_ = _paired(ours, theirs, drafted_only=drafted_only)
     end = int(ours_.place.max(initial=-1)) + 1
     step = stride or max(size // _STRIDE_SHARE, 1)
     found = []
@@ -81,10 +89,16 @@ def differences(
     return found
 
 
-def time_below(ours: Sequence[ArmResult], theirs: Sequence[ArmResult], *, size: int) -> TimeBelow:
-    """Return how long one arm accepted less than the other."""
-    sliding = differences(ours, theirs, size=size)
-    apart = [one for one in differences(ours, theirs, size=size, stride=size)]
+def time_below(
+    ours: Sequence[ArmResult],
+    theirs: Sequence[ArmResult],
+    *,
+    size: int,
+    drafted_only: bool = False,
+) -> TimeBelow:
+    """Return how long one arm accepted less than the other; see `differences`."""
+    sliding = differences(ours, theirs, size=size, drafted_only=drafted_only)
+    apart = differences(ours, theirs, size=size, stride=size, drafted_only=drafted_only)
     below = [one for one in apart if one.length.estimate < 0]
     return TimeBelow(
         num_windows=len(sliding),
@@ -122,7 +136,9 @@ def compare_outputs(ours: Sequence[ArmResult], theirs: Sequence[ArmResult]) -> O
     return Outputs(num_compared=len(pairs), different=tuple(different))
 
 
-def _paired(ours: Sequence[ArmResult], theirs: Sequence[ArmResult]) -> tuple[Columns, Columns]:
+def _paired(
+    ours: Sequence[ArmResult], theirs: Sequence[ArmResult], *, drafted_only: bool = False
+) -> tuple[Columns, Columns]:
     """Return the requests that both arms answered, in equal order."""
     others = {(one.seed, r.index): r for one in theirs for r in one.requests if not r.error}
     pairs = [
@@ -130,6 +146,7 @@ def _paired(ours: Sequence[ArmResult], theirs: Sequence[ArmResult]) -> tuple[Col
         for one in ours
         for request in one.requests
         if not request.error and (one.seed, request.index) in others
+        if not drafted_only or request.max_draft_version != NO_DRAFTER
     ]
     return columns([one for one, _ in pairs]), columns([other for _, other in pairs])
 

@@ -54,6 +54,9 @@ class ArmSummary:
     last_speedup_against_static: float | None
     """The same, each divided by its own references: without what the machine did meanwhile."""
     below_static: TimeBelow | None
+    drafted_below_static: TimeBelow | None
+    """The same over requests that this arm drafted for: its drafters alone, without what it costs
+    to know the speed without speculation."""
     recoveries: tuple[Recovery, ...]
     outputs: Outputs | None
     """Compared with the arm without speculation."""
@@ -127,6 +130,9 @@ def _summarise(
         last_against_static=ratio,
         last_speedup_against_static=ratio.estimate * slowness if ratio and slowness else None,
         below_static=time_below(ours, static, size=window) if compared else None,
+        drafted_below_static=(
+            time_below(ours, static, size=window, drafted_only=True) if compared else None
+        ),
         recoveries=tuple(
             one for result in ours if stream == "ordered" for one in recoveries(result)
         ),

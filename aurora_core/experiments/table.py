@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from aurora_core.confidence import Interval
+from aurora_core.experiments.comparison import TimeBelow
 from aurora_core.experiments.summary import ArmSummary, StreamSummary, median_recovery
 
 _DASH = "-"
@@ -87,6 +88,8 @@ def _losses(summary: StreamSummary) -> Table:
             "requests below",
             "seconds below",
             "worst window",
+            "where drafted: below, surely",
+            "worst",
             "requests to 90 %",
             "seconds",
             "never",
@@ -103,13 +106,14 @@ def _losses(summary: StreamSummary) -> Table:
 def _loss_row(arm: ArmSummary) -> tuple[str, ...]:
     below, outputs = arm.below_static, arm.outputs
     num_requests, seconds, never = median_recovery(arm)
-    worst = below.worst if below else None
     return (
         arm.label,
-        f"{below.num_below}, {below.num_surely_below} of {below.num_windows}" if below else _DASH,
+        _windows(below),
         str(below.requests_below) if below else _DASH,
         _number(below.seconds_below, 0) if below else _DASH,
-        f"{_interval(worst.length, signed=True)} at {worst.first}" if worst else _DASH,
+        _worst(below),
+        _windows(arm.drafted_below_static),
+        _worst(arm.drafted_below_static),
         _number(num_requests, 0),
         _number(seconds, 0),
         str(never) if arm.recoveries else _DASH,
@@ -119,6 +123,17 @@ def _loss_row(arm: ArmSummary) -> tuple[str, ...]:
         f"{arm.num_failed} of {arm.num_requests}",
         f"{len(outputs.different)} of {outputs.num_compared}" if outputs else _DASH,
     )
+
+
+def _windows(below: TimeBelow | None) -> str:
+    if below is None:
+        return _DASH
+    return f"{below.num_below}, {below.num_surely_below} of {below.num_windows}"
+
+
+def _worst(below: TimeBelow | None) -> str:
+    worst = below.worst if below else None
+    return f"{_interval(worst.length, signed=True)} at {worst.first}" if worst else _DASH
 
 
 def _by_domain(summary: StreamSummary) -> Table:

@@ -40,6 +40,17 @@ class Backend(Component, ABC):
     def url(self) -> str:
         """Return the base URL of the OpenAI-compatible API, without `/v1`."""
 
+    def check(self) -> None:
+        """See that this machine has what the options name; start nothing that serves. Blocks.
+
+        For what options alone cannot tell, as devices, addresses and other environments. `aurora
+        check` calls it, so `start` should refuse the same in the same words.
+
+        Raises:
+            BackendError: the first thing that would keep `start` from succeeding.
+        """
+        return
+
     @abstractmethod
     async def start(self, plan: ServePlan) -> None:
         """Launch the engine, or attach to a running one; return once it answers.

@@ -21,6 +21,14 @@ class TraceSink(Component, ABC):
     def url(self) -> str:
         """Return an address that `open_writer` and `open_reader` understand elsewhere."""
 
+    def check(self) -> None:
+        """See that `prepare` would succeed; create nothing. `aurora check` calls it.
+
+        Raises:
+            TraceError: it would not, in the words of `prepare`.
+        """
+        return
+
     def prepare(self) -> None:
         """Create what the ends will need. The controller calls it before it starts any process.
 

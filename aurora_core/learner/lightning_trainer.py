@@ -57,7 +57,7 @@ def make_trainer(
             enable_model_summary=False,
             use_distributed_sampler=False,
         )
-    except (MisconfigurationException, ValueError, RuntimeError) as error:
+    except (MisconfigurationException, ValueError, RuntimeError, ImportError) as error:
         chosen = ", ".join(f"learner.{name} {value!r}" for name, value in settings.items())
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"Lightning cannot train with {chosen}: {reason}") from error

@@ -79,6 +79,7 @@ def run(plan: LearnerPlan, *, control: Control, events: EventWriter) -> None:
     from lightning.pytorch import seed_everything
 
     from aurora_core.learner.checkpoint import Checkpoints
+    from aurora_core.learner.lightning_trainer import make_trainer
     from aurora_core.learner.lineage import Lineage, lineage_identity
     from aurora_core.learner.module import LearnerModule
     from aurora_core.learner.ranks import is_first_process
@@ -89,6 +90,8 @@ def run(plan: LearnerPlan, *, control: Control, events: EventWriter) -> None:
     weights = TargetWeights(plan.target)
     folder = Path(plan.learner_dir)
     folder.mkdir(parents=True, exist_ok=True)
+    # Before the wait for traces: what Lightning refuses is told at once, and ends the run.
+    make_trainer(plan.learner, [], folder=folder)
     lineage = Lineage(
         folder / "lineage", lineage_identity(plan.target, plan.speculator, speculator)
     )

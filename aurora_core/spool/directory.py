@@ -9,13 +9,15 @@ import os
 import re
 import secrets
 import socket
+import stat
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from aurora_core.errors import TraceError
+from aurora_core.folders import check_makeable
 from aurora_core.trace_file import write_private
 
 PARTIAL_LIFETIME_S = 600.0
@@ -80,12 +82,30 @@ class SpoolDirectory:
         Raises:
             TraceError: one of them cannot be written.
         """
-        try:
-            for folder in (self.path, self.traces, self.partial, self.rejected, self.counts):
+        with self._writable():
+            for folder in self._folders():
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 probe = folder / f".probe-{self._owner}"
                 probe.touch(mode=0o600)
                 probe.unlink()
+
+    def check(self) -> None:
+        """See that the folders could be made and written to; create nothing.
+
+        Raises:
+            TraceError: one of them could not.
+        """
+        with self._writable():
+            for folder in self._folders():
+                check_makeable(folder)
+
+    def _folders(self) -> tuple[Path, ...]:
+        return (self.path, self.traces, self.partial, self.rejected, self.counts)
+
+    @contextlib.contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise TraceError(
                 f"the trace spool {str(self.path)!r} cannot be written: {error.strerror}; "
@@ -109,8 +129,7 @@ class SpoolDirectory:
         for name in names:
             size = self._sizes.get(name)
             if size is None:
-                with contextlib.suppress(OSError):
-                    size = (self.traces / name).stat().st_size
+                size = _readable_size(self.traces / name)
             if size is not None:
                 sizes[name] = size
         self._sizes = sizes
@@ -237,6 +256,20 @@ def _unlink(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def _readable_size(path: Path) -> int | None:
+    """Return the bytes of what may be a trace; None if it is gone, or may not be opened at all.
+
+    A folder is for readers to reject. A pipe or a device of a trace's name is left alone: opening
+    one can last for ever.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    usable = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+    return status.st_size if usable else None
 
 
 def _size(path: Path) -> int:

@@ -30,6 +30,10 @@ class SpoolSink(TraceSink):
         """Return `spool:///folder?option=value`, with the options that differ from defaults."""
         return self.options.url
 
+    def check(self) -> None:
+        """Create nothing. Raises TraceError if the folder could not be made or written."""
+        self._directory.check()
+
     def prepare(self) -> None:
         """Create the folder. Raises TraceError if it cannot be written."""
         self._directory.prepare()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from aurora_core.errors import TargetError
@@ -37,10 +38,12 @@ def pull_target(
     """
     if name == QUICKSTART:
         return pull_quickstart(cache_dir or cache_directory(), offline=offline, progress=progress)
-    directory = Path(name).expanduser()
-    if directory.is_dir():
-        return directory.absolute()
-    if name.startswith((".", "/", "~")) or directory.exists():
+    # Of os.path: these answer "no" where pathlib raises, as for a name that is too long or a user
+    # that does not exist.
+    directory = os.path.expanduser(name)
+    if os.path.isdir(directory):
+        return Path(directory).absolute()
+    if _is_path(name):
         raise TargetError(
             f"target {name!r} is not a directory; give a model directory, a hub id (owner/name) "
             f"or {QUICKSTART!r}"
@@ -52,3 +55,24 @@ def pull_target(
             f"target {name!r} is not a directory and the model hub does not answer ({error}); "
             "check the network, or give a directory"
         ) from error
+
+
+def could_be_fetched(name: str) -> bool:
+    """Return whether a target that is not on this machine may be somewhere else."""
+    if name == QUICKSTART:
+        return True
+    if _is_path(name):
+        return False
+    from huggingface_hub import errors, utils
+
+    try:
+        # Public, but the package does not list it.
+        utils.validate_repo_id(name)  # type: ignore[attr-defined]
+    except errors.HFValidationError:
+        return False
+    return True
+
+
+def _is_path(name: str) -> bool:
+    """Return whether a target is meant as a path on this machine, whatever is there."""
+    return name.startswith((".", "/", "~")) or os.path.lexists(name)

@@ -22,6 +22,7 @@ import httpx
 from httpx_sse import SSEError, aconnect_sse
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
+from aurora_core.engine_process.engine_client import KEEPALIVE_S
 from aurora_core.errors import BackendError, ConfigError
 from aurora_core.traffic.completion import Completion, RequestFailed, StreamedAnswer
 from aurora_core.traffic.prompts.prompt import Prompt
@@ -102,7 +103,9 @@ class Endpoint:
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(timeout_s, connect=min(10.0, timeout_s)),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEEPALIVE_S
+            ),
             # Reading certificates takes longer than a request to a server on this machine.
             verify=parsed.scheme == "https",
             # A proxy for the outside world must not be asked for a server on this machine.

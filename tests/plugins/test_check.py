@@ -74,12 +74,37 @@ def test_a_target_that_is_elsewhere_is_left_alone(tmp_path, monkeypatch, capsys)
         ("final_bench.batch_sizes=[99]", "but there are 24 held-out prompts; raise final_bench."),
         ("run_dir=/dev/null", "run directory '/dev/null' is not writable: Not a directory; set an"),
         ("run_dir=/dev/null/run", "run directory '/dev/null/run' is not writable: Not a direct"),
+        ("run_dir=loop", "loop' is not writable: Too many levels of symbolic links; set another"),
+        ("trace_sink.path=loop", "loop' cannot be written: Too many levels of symbolic links; se"),
+        ("trace_sink.path=/dev/null", "the trace spool '/dev/null' cannot be written: Not a dire"),
+        ("target=loop", "target 'loop' is not a directory; give a model directory"),
+        ("target=~nobody/model", "target '~nobody/model' is not a directory; give a model direct"),
+        (f"target={'x' * 300}", "is neither a directory nor a hub id (owner/name)"),
+        ("plugins=[]", "under speculators; available: none; installed, but not among those to l"),
+        ("backend.device=gpu", "backend.device: there is no device 'gpu'; choose `auto`, `cpu`,"),
+        ("backend.host=192.0.2.1", "cannot listen on 192.0.2.1:0 (cannot assign requested addre"),
+        ("tracking.uri=ftp://x", "tracking.uri: MLflow has no store for the scheme 'ftp'; it kn"),
+        ("learner.precision='8-true'", "Lightning cannot train with learner.accelerator 'auto',"),
     ],
 )
 def test_what_would_keep_a_run_from_starting_is_one_sentence(tiny, capsys, assignment, message):
+    Path("loop").symlink_to("loop")
     assert main(["check", "--set", f"target={tiny}", "--set", assignment]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.out == ""
+
+
+def test_learners_of_lineages_are_checked_and_those_of_what_is_not_trained_are_not(
+    tiny, capsys, monkeypatch
+):
+    from aurora_core.learner import trainer_check
+
+    asked = []
+    monkeypatch.setattr(trainer_check, "check_trainer", asked.append)
+    arguments = ["check", "--set", f"target={tiny}", "--set", "speculator={name: ngram}"]
+    other = "lineages={one: {tenants: [a], speculator: {name: medusa}, learner: {devices: 2}}}"
+    assert main([*arguments, "--set", other]) == 0
+    assert [one.devices for one in asked] == [2]
 
 
 def test_a_policy_that_the_backend_cannot_serve_keeps_a_run_from_starting(

@@ -172,6 +172,12 @@ def test_a_broken_plugin_is_mentioned_and_does_not_stop_a_run(install, controlle
             "aurora: 'runs/versions' cannot be used: Permission denied; correct that, or use ano",
         ),
         (OSError(28, "No space left on device", "runs"), 2, "'runs' cannot be used: No space left"),
+        (
+            NotADirectoryError(20, "Not a directory", "runs/versions"),
+            2,
+            "aurora: 'runs/versions' cannot be used: Not a directory; correct that",
+        ),
+        (OSError(40, "Too many levels of symbolic links", "loop"), 2, "aurora: 'loop' cannot be"),
         (FileNotFoundError(2, "No such file or directory", "runs"), 1, "FileNotFoundError"),
         (KeyboardInterrupt(), 130, ""),
         (BaseExceptionGroup("tasks", [KeyboardInterrupt()]), 130, ""),
@@ -221,6 +227,8 @@ def test_what_the_user_can_mend_is_one_sentence_and_exit_2(capsys, arguments, me
         (("medusa",), ["eagle", "torch"], ("eagle", "torch")),
         (("medusa", "eagle"), ["no:medusa"], ("medusa", "eagle", "no:medusa")),
         (None, ["no:medusa"], ("no:medusa",)),
+        ((), ["no:medusa"], ()),
+        ((), ["eagle"], ("eagle",)),
     ],
 )
 def test_plugin_flags_replace_and_leave_out(configured, flags, expected):

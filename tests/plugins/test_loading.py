@@ -69,6 +69,15 @@ def test_only_the_named_plugins_load(install):
     assert not plugins.broken
 
 
+def test_an_empty_list_loads_nothing_but_core(install):
+    install("good", "broken")
+    plugins = Plugins()
+    plugins.load(())
+    assert list(plugins.loaded) == ["core"] and not plugins.broken
+    with pytest.raises(PluginError, match=r"no plugin provides 'parrot' .*not among those.*parrot"):
+        plugins.resolve("speculators", "parrot")
+
+
 def test_a_plugin_can_be_left_out(install):
     install("good", "broken", "same_component")
     plugins = loaded("no:parrot", "no:typo")

@@ -44,6 +44,11 @@ def test_only_traces_that_all_versions_were_scored_on_count():
     assert figures({1: scores(40, 50, 60), 2: other}, confidence=0.9).num_traces == 2
 
 
+def test_versions_that_no_trace_can_compare_are_one_sentence():
+    with pytest.raises(ConfigError, match="none of the held-out traces can be replayed"):
+        figures({1: {}, 2: scores(40)}, confidence=0.9)
+
+
 def test_text_has_a_line_for_each_version_and_each_label():
     routes = ("sql", "math", "sql", "math")
     found = figures(

@@ -237,3 +237,35 @@ def test_every_example_is_a_valid_configuration(example):
 def test_the_quickstart_example_is_what_runs_without_a_file():
     [example] = [path for path in EXAMPLES if path.name == "quickstart.yaml"]
     assert RunConfig.load(example) == RunConfig.quickstart()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "run_dir",
+        "target",
+        "traffic.prompts",
+        "speculator.start_from",
+        "trace_sink.path",
+        "tracking.uri",
+        "backend.host",
+        "plugins",
+        "lineages.other.speculator.start_from",
+    ],
+)
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (r"a\0b", "holds a NUL character, which no path or name can; remove it"),
+        (r"\ud800", "holds half of a surrogate pair, which is no character; remove it"),
+    ],
+)
+def test_text_that_the_system_cannot_take_is_refused_at_its_path(path, text, problem):
+    with pytest.raises(ConfigError, match=f"  {re.escape(path)}: '.*' {problem}"):
+        RunConfig.quickstart([f'{path}="{text}"'])
+
+
+def test_text_that_the_system_cannot_take_is_found_in_lists_and_keys(tmp_path):
+    text = 'traffic: {domains: [sql, "a\\0b"]}\nbackend: {"po\\0rt": 1}\n'
+    with pytest.raises(ConfigError, match=r"(?s)  traffic.domains\[1\]: .*  backend: 'po\\x00rt'"):
+        RunConfig.load(write(tmp_path, text))

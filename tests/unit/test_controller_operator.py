@@ -167,6 +167,13 @@ def _send(run_dir: Path, data: bytes) -> object:
         os.close(here)
 
 
+async def test_folder_in_the_place_of_the_socket_costs_the_commands_alone(tmp_path, store, caplog):
+    (tmp_path / SOCKET).mkdir()
+    with anyio.fail_after(30):
+        await serve_commands(tmp_path, operator(Told(), store).obey)
+    assert "no commands are taken" in caplog.text and (tmp_path / SOCKET).is_dir()
+
+
 def test_no_run_is_said_to_be_none(tmp_path):
     with pytest.raises(ConfigError, match=r"no run is using .*; start it with `aurora run`"):
         give_command(tmp_path, LetGo())

@@ -337,6 +337,26 @@ def test_failed_requests_are_no_finished_ones(settings, monkeypatch, capsys):
     assert "9 finished, 3 failed" in capsys.readouterr().out
 
 
+def test_run_whose_requests_all_fail_says_so_and_is_no_success(settings, monkeypatch, capsys):
+    async def fail(self, prompt, asked):
+        raise RequestFailed("status 400", "the prompt is too long")
+
+    monkeypatch.setattr(traffic, "_PAUSE_AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr(Endpoint, "complete", fail)
+    settings["backend"]["wait_for_swaps"] = {}
+    assert execute(settings, requests=5) == 1
+    report = read_report(settings)
+    assert report["ended"] == "finished" and report["requests"]["failed"] == 5
+    errors = capsys.readouterr().err
+    assert errors.count("aurora: ") == 1 and "Traceback" not in errors
+    assert re.search(
+        r"^aurora: none of the run's own 5 requests was answered, the last one failed with: .*the "
+        r"prompt is too long; look at the settings of `traffic` and `backend`, and into '.*logs'$",
+        errors,
+        re.MULTILINE,
+    )
+
+
 def test_output_that_depends_on_the_drafter_is_counted_as_mismatch(settings):
     settings["backend"] = {
         "name": "fake",
@@ -582,15 +602,20 @@ def script_environment():
         ("starting", signal.SIGTERM),
         ("serving", signal.SIGTERM),
         ("swapped", signal.SIGINT),
+        ("measuring", signal.SIGINT),
+        ("measuring", signal.SIGTERM),
     ],
 )
 def test_interrupted_run_stops_cleanly_and_leaves_a_consistent_directory(settings, number, moment):
     settings["backend"]["step_ms"] = 5.0
     directory = RunDirectory(Path(settings["run_dir"]))
+    requests, told = "", directory.path.with_name("told.txt")
+    if moment == "measuring":
+        requests, settings["final_bench"] = "40", {"num_prompts": 10_000, "max_tokens": 24}
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, json.dumps(settings), ""],
+        [sys.executable, "-c", SCRIPT, json.dumps(settings), requests],
         env=script_environment(),
-        stdout=subprocess.PIPE,
+        stdout=told.open("wb"),
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -600,17 +625,21 @@ def test_interrupted_run_stops_cleanly_and_leaves_a_consistent_directory(setting
         "swapped": lambda: any(
             line["kind"] == "swap" for line in read_whole_lines(directory.verdicts)
         ),
+        "measuring": lambda: "measuring the speed-up" in told.read_text(),
     }[moment]
     try:
         deadline = time.monotonic() + 60
         while not reached():
-            assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()  # as long as it lives, its errors have no end
+                pytest.fail(f"not {moment}: {process.stderr.read()}")
             time.sleep(0.02)
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
-        output, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
+    output = told.read_text()
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert not any(child.is_running() and child.status() != "zombie" for child in children)

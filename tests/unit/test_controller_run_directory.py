@@ -80,6 +80,26 @@ def test_run_directory_that_is_a_file_is_refused(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("path", ["file", "file/run", "circle", "circle/run", "half", "x" * 300])
+def test_directory_that_cannot_be_made_is_known_before_and_nothing_is_created(tmp_path, path):
+    (tmp_path / "file").touch()
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "versions").touch()
+    before = sorted(tmp_path.rglob("*"))
+    directory = RunDirectory(tmp_path / path)
+    with pytest.raises(ConfigError, match=r"is not writable: .*; set another run_dir"):
+        directory.check_usable()
+    assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(ConfigError, match=r"is not writable: .*; set another run_dir"):
+        directory.locked().__enter__()
+
+
+def test_directory_that_can_be_made_is_not_made_by_looking(tmp_path):
+    RunDirectory(tmp_path / "runs" / "new").check_usable()
+    assert not list(tmp_path.iterdir())
+
+
 def test_line_that_a_crash_cut_off_is_removed_before_the_next_run_writes(tmp_path):
     directory = RunDirectory(tmp_path)
     with directory.locked():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -197,6 +198,29 @@ def test_damaged_file_is_set_aside_and_counted_and_the_rest_is_read(tmp_path, da
     assert SpoolSink(SpoolOptions(path=tmp_path)).stats().shed == {"rejected": 1}
 
 
+def test_what_is_no_file_under_the_name_of_a_trace_harms_nobody(tmp_path):
+    """A pipe would let whoever opens it wait for ever."""
+    add(tmp_path, "a", "b")
+    traces = tmp_path / "traces"
+    now = time.time_ns() // 1000
+    pipe, folder, circle, nowhere = (
+        traces / f"{now + number:016d}-{number:016x}.safetensors" for number in range(4)
+    )
+    os.mkfifo(pipe)
+    folder.mkdir()
+    (folder / "kept").touch()
+    circle.symlink_to(circle)
+    nowhere.symlink_to("nowhere")
+    reader = reader_at(tmp_path)
+    assert reader.poll() == 2
+    assert ids(reader.sample(2, fresh=2)) == ["a", "b"]
+    assert ids(list(reader.iterate())) == ["a", "b"]
+    assert (tmp_path / "rejected" / folder.name / "kept").exists()
+    assert SpoolSink(SpoolOptions(path=tmp_path)).stats().shed == {"rejected": 1}
+    reader_at(tmp_path, max_bytes=1).poll()  # full: what can be deleted is
+    assert pipe.exists() and not [path for path in traces.iterdir() if path.is_file()]
+
+
 def test_rejected_files_do_not_pile_up(tmp_path):
     add(tmp_path, *names(MAX_REJECTED + 8))
     for path in (tmp_path / "traces").iterdir():
@@ -344,6 +368,25 @@ def test_folder_that_disappears_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "spool").rename(tmp_path / "elsewhere")
     with pytest.raises(TraceError, match=r"spool' cannot be read: No such file"):
         reader.poll()
+
+
+def test_a_check_says_what_prepare_would_say_and_creates_nothing(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "circle").symlink_to("circle")
+    spools = [tmp_path / "file", tmp_path / "file" / "spool", tmp_path / "circle" / "spool"]
+    half = tmp_path / "half"
+    half.mkdir()
+    (half / "traces").touch()
+    before = sorted(tmp_path.rglob("*"))
+    for path in (*spools, half, tmp_path / ("x" * 300)):
+        sink = SpoolSink(SpoolOptions(path=path))
+        with pytest.raises(TraceError, match=r"cannot be written: .*; set `trace_sink.path` to"):
+            sink.check()
+        assert sorted(tmp_path.rglob("*")) == before
+        with pytest.raises(TraceError, match=r"cannot be written: .*; set `trace_sink.path` to"):
+            sink.prepare()
+    SpoolSink(SpoolOptions(path=tmp_path / "new" / "spool")).check()
+    assert not (tmp_path / "new").exists()
 
 
 def test_several_writers_and_a_reader_lose_and_duplicate_nothing(tmp_path):

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from aurora_core.errors import TargetError
-from aurora_core.target.pull import pull_target
+from aurora_core.target.pull import could_be_fetched, pull_target
 from aurora_core.target.quickstart import QUICKSTART_REPOSITORY
 from aurora_core.target.spec import read_target_spec
 from aurora_core.testing.tiny_target import make_tiny_target
@@ -155,6 +155,21 @@ def test_a_path_that_is_not_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TargetError, match="is not a directory"):
         pull_target(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-that-name/model", "./" + "x" * 300])
+def test_a_path_that_cannot_be_is_refused_like_one_that_is_not(name: str) -> None:
+    with pytest.raises(TargetError, match="is not a directory; give a model directory, "):
+        pull_target(name)
+
+
+def test_what_is_neither_a_path_nor_a_hub_id_cannot_be_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    names = ("quickstart", "team/tiny", "tiny", "/models/tiny", "loop", "a/b/c", "x" * 300)
+    assert [could_be_fetched(name) for name in names] == [True] * 3 + [False] * 4
 
 
 def test_a_hub_model_is_fetched_without_what_aurora_does_not_use(

@@ -151,14 +151,15 @@ def test_changed_weights_are_found_by_verify(tmp_path):
         ('{"version": 9', "Invalid JSON"),
     ],
 )
-def test_broken_record_is_named_and_listed_versions_go_on(tmp_path, record, problem):
+def test_broken_record_is_named_and_listed_versions_go_on(tmp_path, caplog, record, problem):
     store = VersionStore(tmp_path)
     path = Path(stage(store).path) / "version.json"
     second = stage(store)
     path.unlink() if record is None else path.write_text(record)
     with pytest.raises(CheckpointError, match=f"version 1 in .* is broken: .*{problem}.*; delete"):
         store.read(1)
-    assert store.list() == (second,)
+    assert store.list() == store.list() == (second,)
+    assert caplog.text.count("version 1 in") == 1
     assert store.next_version() == 3
 
 
@@ -203,6 +204,39 @@ def test_foreign_files_in_the_folder_are_left_alone(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {
         "notes.txt", "v1", "vx.partial", "my.partial", "v000001"
     }  # fmt: skip
+
+
+def test_what_is_no_version_is_said_to_be_none_and_goes_with_its_number(tmp_path):
+    store = VersionStore(tmp_path)
+    first = stage(store)
+    (tmp_path / "v000002").write_text("a file")
+    (tmp_path / "v000003").symlink_to("v000003")
+    (tmp_path / "v0000004").mkdir()  # another spelling of a number
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    (tmp_path / "v000005").symlink_to(elsewhere)
+    for number in (2, 3):
+        with pytest.raises(CheckpointError, match=f"version {number} in .* it is no folder; delet"):
+            store.verify(number)
+    assert store.list() == (first,) and store.numbers() == (1, 2, 3, 5)
+    last = stage(store)
+    assert last.version == 6
+    assert store.prune(state=RunState(champion=1), keep_last=1) == (2, 3, 5)
+    assert store.list() == (first, last)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "v000001", "v0000004", "v000006", "elsewhere"
+    }  # fmt: skip
+    assert (elsewhere / "kept").exists()
+
+
+def test_file_in_the_place_of_a_new_version_does_not_keep_it_from_being_written(tmp_path):
+    (tmp_path / "v000001.partial").write_text("a file")
+    (tmp_path / "v000002.deleted").symlink_to("nowhere")
+    store = VersionStore(tmp_path)
+    assert stage(store).version == 1
+    store.prune(state=RunState(), keep_last=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["v000001"]
 
 
 @settings(max_examples=40, deadline=None)

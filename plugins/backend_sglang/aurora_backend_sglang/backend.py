@@ -13,7 +13,7 @@ from aurora_backend_sglang.config import SglangBackendOptions
 from aurora_backend_sglang.control_client import ControlClient
 from aurora_backend_sglang.drafter_session import DrafterSession
 from aurora_backend_sglang.engine.status import EngineReport
-from aurora_backend_sglang.environment import check_environment, check_version
+from aurora_backend_sglang.environment import check_environment, check_version, examine
 from aurora_backend_sglang.other_drafters import (
     Algorithm,
     algorithm_of,
@@ -83,10 +83,12 @@ class SglangBackend(Backend):
         )
         if self._algorithm == "EAGLE3":
             return provides
+        provides = replace(provides, hot_swap="restart", request_routing=False)
+        if self._algorithm == "EAGLE":
+            return provides
+        # SGLang rejects by a draft's probability in its EAGLE family alone.
         rules = provides.verification_rules - {"rejection"}
-        return replace(
-            provides, hot_swap="restart", request_routing=False, verification_rules=rules
-        )
+        return replace(provides, verification_rules=rules)
 
     @property
     def to_swap(self) -> str:
@@ -105,6 +107,18 @@ class SglangBackend(Backend):
         if self._url is None:
             raise BackendError("SGLang has no address before it is started")
         return self._url
+
+    def check(self) -> None:
+        """See that a server could be launched: its environment and its address.
+
+        A server to attach to is left alone.
+
+        Raises:
+            BackendError: it could not.
+        """
+        if self.options.url is None:
+            examine(self.options.python.absolute())
+            free_port(self.options.host, self.options.port)
 
     async def start(self, plan: ServePlan) -> None:
         """Launch the server, or attach to it; return once it answers.
@@ -202,7 +216,7 @@ class SglangBackend(Backend):
         python = options.python.absolute()
         await check_environment(python)
         files = await write_start_files(plan, options)
-        port = options.port or free_port(options.host)
+        port = free_port(options.host, options.port)
         await self._connect(f"http://{options.host}:{port}")
         server = await ServerProcess.launch(
             server_command(plan, options, drafter=files.drafter, port=port, python=python),

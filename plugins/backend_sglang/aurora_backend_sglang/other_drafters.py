@@ -14,18 +14,19 @@ from aurora_backend_sglang.config import SglangBackendOptions
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import ServePlan
 
-Algorithm = Literal["EAGLE3", "NGRAM", "STANDALONE"]
+Algorithm = Literal["EAGLE3", "EAGLE", "NGRAM", "STANDALONE"]
 
 ALGORITHM = "--speculative-algorithm"
-_OTHERS: tuple[Algorithm, ...] = ("NGRAM", "STANDALONE")
+_OTHERS: tuple[Algorithm, ...] = ("EAGLE", "NGRAM", "STANDALONE")
 _BELONGS = "--speculative-"
 """What the arguments of an algorithm begin with."""
+_TAKEN_AWAY = "what it would return is recorded and taken away again"
 NOT_BESIDE = {
-    "--enable-return-hidden-states": "the layers in force are those that are recorded",
-    "--return-hidden-states-mode": "the layers in force are those that are recorded",
+    "--enable-return-hidden-states": _TAKEN_AWAY,
+    "--return-hidden-states-mode": _TAKEN_AWAY,
     "--enable-return-aux-hidden-states": "SGLang would not draft then",
-    "--speculative-adaptive": "SGLang has it for EAGLE alone",
-    "--speculative-adaptive-config": "SGLang has it for EAGLE alone",
+    "--speculative-adaptive": "Aurora's half has taken that choice over",
+    "--speculative-adaptive-config": "Aurora's half has taken that choice over",
 }
 """Arguments that these algorithms cannot have beside Aurora's half, and why."""
 
@@ -48,6 +49,8 @@ def may_name(argument: str, algorithm: Algorithm) -> bool:
 def check_beside(argument: str, algorithm: Algorithm) -> None:
     """Raise BackendError for an argument that does not go with recording such drafts."""
     reason = NOT_BESIDE.get(argument)
+    if algorithm == "EAGLE" and reason == _TAKEN_AWAY:
+        return  # its rows are where SGLang has them
     if algorithm != "EAGLE3" and reason is not None:
         raise BackendError(
             f"`backend.arguments` names {argument!r} beside {algorithm}, and {reason}; leave it out"

@@ -122,8 +122,8 @@ def server_command(
     command += ["--max-running-requests", str(options.max_running_requests)]
     if drafter is not None:
         command += _drafting(drafter, plan.num_speculative_tokens, options)
-    elif options.record:
-        # Graphs on a GPU are captured with the layers in them.
+    elif options.record and algorithm_of(options.arguments) != "EAGLE":
+        # Graphs on a GPU are captured with the layers in them, as those of EAGLE are anyway.
         command.append("--enable-return-hidden-states")
     if options.max_total_tokens is not None:
         command += ["--max-total-tokens", str(options.max_total_tokens)]

@@ -54,8 +54,8 @@ def test_every_draft_is_recorded_and_no_answer_changes(
 ) -> None:
     traces = traces_of(server, reference)
     for trace in traces:
-        assert _rows_from(trace) == 0
-    assert any(_branches(trace) for trace in traces) == (CHAIN not in arguments)
+        assert rows_from(trace) == 0
+    assert any(branches(trace) for trace in traces) == (CHAIN not in arguments)
 
 
 def test_what_was_answered_before_is_drafted_and_its_rows_stay_in_place(
@@ -65,7 +65,7 @@ def test_what_was_answered_before_is_drafted_and_its_rows_stay_in_place(
     traces = traces_of(server, reference)
     assert any(bool(trace.nodes.accepted.any()) for trace in traces)
     for trace in traces:
-        assert 20 <= _rows_from(trace) < trace.prompt_len, "the cache did not have the prompt"
+        assert 20 <= rows_from(trace) < trace.prompt_len, "the cache did not have the prompt"
     assert server.report().num_faults == 0
 
 
@@ -96,7 +96,7 @@ def test_a_version_waits_for_a_restart(server: RunningServer) -> None:
     assert server.status().live_version == NO_DRAFTER
 
 
-def _rows_from(trace: Trace) -> int:
+def rows_from(trace: Trace) -> int:
     """Return the first position with a row; all behind it have one, but perhaps the last."""
     positions = sorted(trace.rows.position[trace.rows.position >= 0].tolist())
     assert positions == list(range(positions[0], positions[-1] + 1))
@@ -106,7 +106,7 @@ def _rows_from(trace: Trace) -> int:
     return int(positions[0])
 
 
-def _branches(trace: Trace) -> bool:
+def branches(trace: Trace) -> bool:
     """Return whether a node has two children, which never have the same token."""
     pairs = list(zip(trace.nodes.step.tolist(), trace.nodes.parent.tolist(), strict=True))
     triples = list(zip(pairs, trace.nodes.token.tolist(), strict=True))

@@ -185,7 +185,21 @@ async def test_an_unfit_environment_is_refused_in_a_sentence(
 ) -> None:
     monkeypatch.setenv("FAKE_SGLANG_INSTALLED", json.dumps(installed))
     with pytest.raises(BackendError, match=sentence):
+        backend.check()
+    with pytest.raises(BackendError, match=sentence):
         await backend.start(plan)
+
+
+def test_a_check_looks_at_the_address_and_leaves_a_server_to_attach_to_alone(
+    interpreter: Path,
+) -> None:
+    SglangBackend(options(interpreter)).check()
+    with pytest.raises(
+        BackendError, match=r"cannot listen on 192\.0\.2\.1:0 \(.*; set backend.host"
+    ):
+        SglangBackend(options(interpreter, host="192.0.2.1")).check()
+    away = {"url": "http://127.0.0.1:1", "token": "t", "host": "192.0.2.1"}
+    SglangBackend(options(Path("/nowhere/python"), **away)).check()
 
 
 async def test_a_missing_interpreter_is_refused_in_a_sentence(plan: ServePlan) -> None:

@@ -23,6 +23,7 @@ from plugins.backend_sglang.tests.test_attaching import attached
 from plugins.backend_sglang.tests.test_backend import ask, options
 
 NGRAM = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8")
+EAGLE = ("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", "drafter")
 
 
 @pytest.fixture
@@ -38,6 +39,7 @@ def bare(plan: ServePlan) -> ServePlan:
         (NGRAM, "NGRAM"),
         (("--tp-size", "2", "--speculative_algorithm=standalone"), "STANDALONE"),
         (("--speculative-algorithm", "EAGLE3"), "EAGLE3"),
+        (EAGLE, "EAGLE"),
         (("--speculative-algorithm",), "EAGLE3"),
     ],
 )
@@ -52,6 +54,15 @@ def test_what_drafts_is_started_as_the_user_says(interpreter: Path, bare: ServeP
     assert "EAGLE3" not in command
     assert command.count("--speculative-num-draft-tokens") == 1
     assert "--enable-return-hidden-states" in command
+
+
+def test_passes_of_an_eagle_1_server_hand_over_all_rows_anyway(
+    interpreter: Path, bare: ServePlan
+) -> None:
+    chosen = options(interpreter, arguments=EAGLE)
+    command = server_command(bare, chosen, drafter=None, port=1, python=interpreter)
+    assert tuple(command[-4:]) == EAGLE
+    assert "--enable-return-hidden-states" not in command
 
 
 async def test_a_run_beside_ngrams_serves_and_makes_no_placeholder(
@@ -122,6 +133,18 @@ async def test_what_recording_takes_for_itself_is_refused(
         await backend.start(bare)
 
 
+async def test_beside_eagle_1_clients_may_have_rows_and_no_other_depth(
+    interpreter: Path, bare: ServePlan
+) -> None:
+    for argument in ("--enable-return-hidden-states", "--return-hidden-states-mode=last"):
+        chosen = options(interpreter, arguments=(*EAGLE, argument))
+        command = server_command(bare, chosen, drafter=None, port=1, python=interpreter)
+        assert command[-1] == argument
+    backend = SglangBackend(options(interpreter, arguments=(*EAGLE, "--speculative-adaptive")))
+    with pytest.raises(BackendError, match="beside EAGLE, and Aurora's half has taken that choice"):
+        await backend.start(bare)
+
+
 async def test_arguments_of_drafting_stay_auroras_own_for_eagle_3(
     interpreter: Path, plan: ServePlan
 ) -> None:
@@ -132,7 +155,8 @@ async def test_arguments_of_drafting_stay_auroras_own_for_eagle_3(
 
 
 @pytest.mark.parametrize(
-    ("runs", "wanted"), [("NGRAM", ()), ("EAGLE3", NGRAM), ("STANDALONE", NGRAM)]
+    ("runs", "wanted"),
+    [("NGRAM", ()), ("EAGLE3", NGRAM), ("STANDALONE", NGRAM), ("EAGLE3", EAGLE), ("EAGLE", ())],
 )
 async def test_a_server_that_drafts_otherwise_is_not_attached_to(
     bare: ServePlan, versions: Path, serve: Any, runs: str, wanted: tuple[str, ...]
@@ -154,6 +178,12 @@ async def test_a_server_with_ngrams_is_attached_to_and_left_alone(
     await backend.stop()
 
 
-def test_rules_of_verification_are_those_of_a_fixed_draft(interpreter: Path) -> None:
-    chosen = SglangBackendOptions(python=interpreter, device="cuda", arguments=NGRAM)
-    assert SglangBackend(chosen).provides.verification_rules == {"greedy", "point_mass"}
+@pytest.mark.parametrize(("arguments", "rejects"), [(NGRAM, False), (EAGLE, True)])
+def test_rules_of_verification_are_those_of_the_drafter(
+    interpreter: Path, arguments: tuple[str, ...], rejects: bool
+) -> None:
+    chosen = SglangBackendOptions(python=interpreter, device="cuda", arguments=arguments)
+    provides = SglangBackend(chosen).provides
+    assert provides.verification_rules - {"rejection"} == {"greedy", "point_mass"}
+    assert ("rejection" in provides.verification_rules) == rejects
+    assert (provides.hot_swap, provides.request_routing) == ("restart", False)

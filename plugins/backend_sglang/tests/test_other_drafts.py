@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from aurora_backend_sglang.engine.hooks import EngineHalf
 from aurora_backend_sglang.engine.other_drafts import OtherDraftsHalf
@@ -81,8 +82,9 @@ def test_a_server_that_records_nothing_is_left_as_it_is() -> None:
     assert not target.spec_aux_config.eagle_use_aux_hidden_state
     assert one.pass_prepared("kind", "batch", target) is None
     output = rows([1])
-    one._take_away(output)
+    one._put_back(output)
     assert output.hidden_states is not None
+    assert output.last_hidden_states is not None
 
 
 def prefill(one: OtherDraftsHalf, each: Any, **options: Any) -> Any:
@@ -167,6 +169,42 @@ def test_verified_rows_are_recorded_before_they_are_taken_away() -> None:
     assert one.verified(sample, None, batch, output) == "sampled"
     assert seen == [True]
     assert output.hidden_states is None
+
+
+def test_a_drafter_of_eagle_1_finds_the_rows_that_it_reads_of_a_prompt() -> None:
+    one, each = half("EAGLE"), request([11, 12, 13])
+    output = prefill(one, each)
+    assert output.last_hidden_states is None
+    assert torch.equal(output.hidden_states, rows([11, 12, 13]).last_hidden_states)
+    assert one.recorder is not None
+    first_token(one.recorder, each, 20)
+    finish(one.recorder, each)
+    (trace,) = traces(one)
+    recorded, whole = trace.features, rows([11, 12, 13])
+    assert torch.equal(recorded["aux_hidden_states"], whole.hidden_states)
+    assert torch.equal(recorded["last_hidden_state"], whole.last_hidden_states)
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "STANDALONE"])
+def test_what_comes_behind_a_verification_finds_its_rows_though_recording_fails(
+    algorithm: str,
+) -> None:
+    one, output = half(algorithm), rows([20, 5])
+    last = output.last_hidden_states
+    batch = SimpleNamespace(reqs=[None], forward_mode=SimpleNamespace(is_idle=lambda: False))
+    assert one.verified(lambda *_: "sampled", None, batch, output) == "sampled"
+    assert one.recorder is not None
+    assert one.recorder.num_faults == 1
+    assert output.hidden_states is (last if algorithm == "EAGLE" else None)
+    assert output.last_hidden_states is None
+
+
+def test_rows_that_sglang_put_there_by_itself_stay() -> None:
+    """A pass of which no layers were kept has the rows after the last norm in the first field."""
+    one, output = half("EAGLE"), rows([1])
+    own, output.last_hidden_states = output.hidden_states, None
+    one._put_back(output)
+    assert output.hidden_states is own
 
 
 def test_places_are_looked_into_where_the_algorithm_has_them() -> None:

@@ -11,8 +11,11 @@ from typing import Any, ClassVar
 import httpx
 
 from aurora_backend_torch.config import TorchBackendOptions
+from aurora_backend_torch.device import check_device
 from aurora_backend_torch.engine_process import EngineProcess
 from aurora_backend_torch.launch import TOKEN_VARIABLE, EngineLaunch, write_launch
+from aurora_core.engine_process.engine_client import KEEPALIVE_S
+from aurora_core.engine_process.ports import bind
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import Backend, Options, ServePlan
 from aurora_core.lineage_view import LineageView
@@ -69,6 +72,15 @@ class TorchBackend(Backend):
             raise BackendError("the engine has no address before it is started")
         return self._url
 
+    def check(self) -> None:
+        """See that there are the device and the address that the options name.
+
+        Raises:
+            BackendError: there are not.
+        """
+        bind(self.options.host, self.options.port).close()
+        check_device(self.options.device)
+
     async def start(self, plan: ServePlan) -> None:
         """Launch the engine and return once it answers.
 
@@ -92,6 +104,7 @@ class TorchBackend(Backend):
             base_url=self._url,
             headers={"Authorization": f"Bearer {self._token}"},
             timeout=_CONTROL_TIMEOUT_S,
+            limits=httpx.Limits(keepalive_expiry=KEEPALIVE_S),
             trust_env=False,  # a proxy has no business between two processes of one machine
         )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from aurora_backend_torch.config import TorchBackendOptions
+from aurora_backend_torch.device import find_device
 from aurora_backend_torch.earlier_traces import observe_earlier
 from aurora_backend_torch.engine import Engine
 from aurora_backend_torch.held_lineage import HeldLineage
@@ -15,7 +16,6 @@ from aurora_backend_torch.residents import Residents
 from aurora_core import kernels
 from aurora_core.components import build_component
 from aurora_core.config import ComponentSection
-from aurora_core.errors import BackendError
 from aurora_core.interfaces import LineagePlan, ServePlan, TraceSink, TraceWriter
 from aurora_core.plugins import Plugins
 from aurora_core.target.weights import TargetWeights
@@ -25,12 +25,13 @@ def build_engine(plan: ServePlan, options: TorchBackendOptions) -> Engine:
     """Load the target, the plugins and the initial drafter; the thread is not started.
 
     Raises:
-        AuroraError: the target, a plugin, the sink or the initial version cannot be used.
+        AuroraError: the device, the target, a plugin, the sink or the initial version cannot be
+            used.
     """
     num_threads = options.resolved_num_threads()
     torch.set_num_threads(num_threads)
     kernels.set_num_threads(num_threads)
-    device = _device(options.device)
+    device = find_device(options.device)
     dtype = getattr(torch, options.dtype)
     weights = TargetWeights(plan.target)
     limit = plan.target.max_position_embeddings
@@ -105,13 +106,3 @@ def _writer(lineage: ServePlan | LineagePlan, plugins: Plugins) -> TraceWriter |
 def _sink(plugins: Plugins, name: str, lineage: ServePlan | LineagePlan) -> TraceSink:
     section = ComponentSection(name=name, **lineage.sink_options)
     return build_component(plugins, "trace_sinks", section)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise BackendError(
-            f"backend.device is {name!r} and torch sees no GPU here; use `cpu` or `auto`"
-        )
-    return torch.device(name)

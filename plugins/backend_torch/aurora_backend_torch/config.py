@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from aurora_core.interfaces import Options
 
@@ -64,6 +65,15 @@ class TorchBackendOptions(Options):
     """Seconds the controller waits for the engine to answer."""
     stop_timeout_s: float = Field(default=10.0, gt=0)
     """Seconds the engine has to stop by itself before it is terminated."""
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, name: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name):
+            raise ValueError(
+                f"there is no device {name!r}; choose `auto`, `cpu`, `cuda` or `cuda:<index>`"
+            )
+        return name
 
     def resolved_verification_rows(self, device_type: str) -> int | None:
         """Return the limit on verification rows that holds on a kind of device."""

@@ -64,7 +64,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve(launch: EngineLaunch, events: TextIO) -> None:
-    from aurora_backend_torch.server import bind, url_of
+    from aurora_backend_torch.server import url_of
+    from aurora_core.engine_process.ports import bind
 
     sock = bind(launch.options.host, launch.options.port)
     with sock:

@@ -22,7 +22,6 @@ from aurora_backend_torch.generation_service import GenerationService, OutputRel
 from aurora_backend_torch.metrics import ServerMetrics
 from aurora_backend_torch.routes import openai_routes
 from aurora_core import __version__
-from aurora_core.errors import BackendError
 
 if TYPE_CHECKING:
     from aurora_backend_torch.config import TorchBackendOptions
@@ -70,32 +69,6 @@ def build_app(
         return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     return app
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a bound socket, before anything slow is done.
-
-    Raises:
-        BackendError: the address is in use, not ours or not resolvable.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-        except OSError:
-            sock.close()
-            raise
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise BackendError(
-            f"cannot listen on {host}:{port} ({reason}); "
-            "set backend.port to another port, or to 0 for a free one"
-        ) from error
-    return sock
 
 
 def url_of(sock: socket.socket) -> str:

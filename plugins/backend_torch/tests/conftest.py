@@ -17,8 +17,9 @@ import pytest
 
 from aurora_backend_torch.config import TorchBackendOptions
 from aurora_backend_torch.generation import GenerationRequest
-from aurora_backend_torch.server import HttpServer, bind, url_of
+from aurora_backend_torch.server import HttpServer, url_of
 from aurora_backend_torch.tokenizer import TargetTokenizer
+from aurora_core.engine_process.ports import bind
 from aurora_core.interfaces import ServePlan
 from aurora_core.lineages import LineageRule
 from aurora_core.records import Needs, TargetSpec

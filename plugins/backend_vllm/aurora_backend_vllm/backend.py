@@ -12,7 +12,7 @@ from aurora_backend_vllm.config import VllmBackendOptions
 from aurora_backend_vllm.control_client import ControlClient
 from aurora_backend_vllm.counters import SpeculationCounters, read_counters
 from aurora_backend_vllm.engine.settings import EngineSettings
-from aurora_backend_vllm.environment import read_environment
+from aurora_backend_vllm.environment import examine, read_environment
 from aurora_backend_vllm.server_command import (
     engine_settings,
     fits_single_process,
@@ -81,6 +81,18 @@ class VllmBackend(Backend):
         if self._url is None:
             raise BackendError("vLLM has no address before it is started")
         return self._url
+
+    def check(self) -> None:
+        """See that a server could be launched: its environment and its address.
+
+        A server to attach to is left alone.
+
+        Raises:
+            BackendError: it could not.
+        """
+        if self.options.url is None:
+            examine(self.options.python.absolute())
+            free_port(self.options.host, self.options.port)
 
     async def start(self, plan: ServePlan) -> None:
         """Launch the server, or attach to it; return once it answers.
@@ -177,7 +189,7 @@ class VllmBackend(Backend):
         environment = await read_environment(options.python.absolute())
         run_dir = Path(plan.run_dir).absolute()
         drafter = await self._drafter(plan, run_dir)
-        port = options.port or free_port(options.host)
+        port = free_port(options.host, options.port)
         self._url = f"http://{options.host}:{port}"
         await self._replace_client()
         server = await ServerProcess.launch(

@@ -16,7 +16,17 @@ from aurora_core.testing.fake_backend import FakeBackend, FakeBackendOptions
 from aurora_core.versions import RunState, VersionStore, read_run_state, write_run_state
 
 
-def figures(index, *, accepted=10, steps=10, otps=10.0, domain="sql", error="", tokens=(1, 2)):
+def figures(
+    index,
+    *,
+    accepted=10,
+    steps=10,
+    otps=10.0,
+    domain="sql",
+    error="",
+    tokens=(1, 2),
+    draft_version=1,
+):
     return RequestFigures(
         index=index,
         domain=domain,
@@ -27,6 +37,8 @@ def figures(index, *, accepted=10, steps=10, otps=10.0, domain="sql", error="", 
         otps=None if error else otps,
         ended_s=float(index + 1),
         token_ids=() if error else tokens,
+        min_draft_version=draft_version,
+        max_draft_version=draft_version,
     )
 
 

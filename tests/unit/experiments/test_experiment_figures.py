@@ -105,6 +105,24 @@ def test_arm_that_accepts_less_in_one_window_is_surely_below_there_and_only_ther
     assert time_below(static, static, size=10).num_below == 0
 
 
+def test_what_the_measured_share_without_speculation_costs_is_not_held_against_the_drafters():
+    static = [result([figures(index, draft_version=8) for index in range(40)], arm="static")]
+    plain = (3, 17)
+    ours = [
+        result(
+            [
+                figures(index, accepted=0, draft_version=-1)
+                if index in plain
+                else figures(index, draft_version=9)
+                for index in range(40)
+            ]
+        )
+    ]
+    assert time_below(ours, static, size=10).num_below == 7
+    drafted = time_below(ours, static, size=10, drafted_only=True)
+    assert (drafted.num_below, drafted.num_windows) == (0, 16)
+
+
 def test_pairs_alone_are_compared():
     ours = [result([figures(0, accepted=5), figures(1, accepted=20), figures(2, error="gone")])]
     theirs = [result([figures(0, accepted=5), figures(2, accepted=10)], arm="static")]

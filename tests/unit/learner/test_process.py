@@ -91,6 +91,15 @@ def test_impossible_devices_are_refused(
         learn(make_plan("run", max_steps=1, **changes))
 
 
+def test_impossible_devices_are_refused_before_the_learner_waits_for_traces(
+    learn: Any, target: TargetSpec, tmp_path: Path
+) -> None:
+    """A learner that has begun to wait counts as started: it would be restarted again and again."""
+    plan = make_toy_plan(tmp_path, target, max_steps=1, accelerator="abacus")
+    with pytest.raises(ConfigError, match="Lightning cannot train with learner"):
+        learn(plan)
+
+
 def test_an_unknown_speculator_is_refused(learn: Any, make_plan: Any) -> None:
     plan = dataclasses.replace(make_plan("run", max_steps=1), speculator="toi")
     with pytest.raises(PluginError, match="no plugin provides 'toi' under speculators"):

@@ -1,12 +1,14 @@
-"""Hooks where SGLang drafts by itself: from its table of n-grams, or with a whole model.
+"""Hooks where SGLang drafts by itself: n-grams, a whole model, or a drafter of EAGLE-1.
 
-    ModelRunner       keeps what leaves the wanted layers      neither algorithm asks for it
+    ModelRunner       keeps what leaves the wanted layers      no such algorithm asks for it
     ForwardBatch      has every pass hand it over              as EAGLE-3 does
-    TpModelWorker     prompts are recorded                     the same place for both
+    TpModelWorker     prompts are recorded                     the same place for all
     eagle_sample      verified drafts are recorded             as with EAGLE-3
 
-What is recorded is taken away again right after it, so that all that comes behind in SGLang finds
-what it would find without Aurora.
+A pass hands the kept layers over in the field in which a drafter of EAGLE-1 finds the rows after
+the last norm, and those rows in a field of their own. Right after the recording both fields are
+what they would be without Aurora: the rows after the last norm are back where EAGLE-1 reads them,
+and n-grams and whole models find nothing.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class OtherDraftsHalf(EngineHalf):
             return
         if batch.forward_mode.is_extend():
             super().prefill_read(result, worker, batch)
-        self._take_away(result.logits_output)
+        self._put_back(result.logits_output)
 
     def prefill_read(self, result: Any, worker: Any, batch: Any, *args: Any, **opts: Any) -> None:
         """See nothing: `target_ran` has seen it."""
@@ -80,13 +82,20 @@ class OtherDraftsHalf(EngineHalf):
     ) -> Any:  # fmt: skip
         """See the tree, the rows of all its nodes, and what was accepted."""
         result = super().verified(stock, verify_input, batch, output, *args, **options)
-        self._take_away(output)
+        self._put_back(output)
         return result
 
     @property
     def _records(self) -> bool:
         return self.settings.sink is not None
 
-    def _take_away(self, output: Any) -> None:
-        if self._records:
-            output.hidden_states = output.last_hidden_states = None
+    def _put_back(self, output: Any) -> None:
+        """Leave in a pass's output what SGLang would have put there by itself."""
+        if not self._records:
+            return
+        last, output.last_hidden_states = output.last_hidden_states, None
+        if self.settings.algorithm != "EAGLE":
+            output.hidden_states = None
+        elif last is not None:
+            # Without kept layers this very tensor is in the field: SGLang chooses between the two.
+            output.hidden_states = last

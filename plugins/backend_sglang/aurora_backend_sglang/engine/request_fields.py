@@ -54,7 +54,7 @@ def refusal_of_plain(policy: str, *, drafts_chains: bool) -> str:
     if not drafts_chains:
         return (
             "`aurora.drafter` must be `live`: SGLang has no step without drafts where it drafts "
-            "trees, and none with `NGRAM` and `STANDALONE`"
+            "trees, and none with `EAGLE`, `NGRAM` and `STANDALONE`"
         )
     if policy == "refuse":
         return (

@@ -33,7 +33,7 @@ class EngineSettings:
     drafter_dir: str
     """Checkpoint that the server was started with; every later one must have its tensors. Empty
     where SGLang drafts by itself."""
-    algorithm: Literal["EAGLE3", "NGRAM", "STANDALONE"] = "EAGLE3"
+    algorithm: Literal["EAGLE3", "EAGLE", "NGRAM", "STANDALONE"] = "EAGLE3"
     """What drafts, in SGLang's word. All but the first are recorded, and never swapped."""
     initial_version: int = NO_DRAFTER
     """Version of that checkpoint; `NO_DRAFTER` for a placeholder."""
