@@ -27,6 +27,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from aurora_core.errors import AuroraError, BackendError, CheckpointError, ConfigError
 
 SOCKET = "control.sock"
+_UNFINISHED = f"{SOCKET}.partial"
 _MAX_LINE_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
@@ -95,15 +96,19 @@ async def serve_commands(
     descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
     try:
         path = _short_path(descriptor)
-        path.unlink(missing_ok=True)  # left by a controller that was killed
-        listener = await anyio.create_unix_listener(path, mode=0o600)
+        unfinished = path.with_name(_UNFINISHED)
+        unfinished.unlink(missing_ok=True)  # left by a controller that was killed
+        listener = await anyio.create_unix_listener(unfinished, mode=0o600)
         async with listener:
+            # Who sees the socket can use it, and nobody else can: it listens, and has its mode.
+            unfinished.replace(path)
             await listener.serve(answer)
     except OSError as error:
         log.warning("no commands are taken: %s cannot be made: %s", run_dir / SOCKET, error)
     finally:
-        with contextlib.suppress(OSError):  # a folder of that name is not ours
-            (run_dir / SOCKET).unlink()
+        for name in (SOCKET, _UNFINISHED):
+            with contextlib.suppress(OSError):  # a folder of that name is not ours
+                (run_dir / name).unlink()
         os.close(descriptor)
 
 
