@@ -168,8 +168,18 @@ async def test_a_server_on_which_nothing_succeeds_is_an_error(server):
     with pytest.raises(BackendError, match="does not answer 1 requests with `drafter: none`: stat"):
         await run_bench(server.url, PROMPTS, batch_sizes=(1,), max_tokens=8)
     server.plan = [""] * 8 + ["500"]  # the warm-up takes eight
-    with pytest.raises(BackendError, match=r"no run with batch size 4 .* failed with status 500"):
+    with pytest.raises(
+        BackendError, match=r"^1 of 1 runs with batch size 4 .* one with status 500"
+    ):
         await run_bench(server.url, PROMPTS, batch_sizes=(4,), repeats=1, max_tokens=8)
+
+
+async def test_what_a_server_did_before_it_died_is_no_figure(server):
+    server.plan = [""] * 4 + ["500"] * 6  # the warm-up takes two, the first pair as many
+    with pytest.raises(
+        BackendError, match=r"^3 of 4 runs with batch size 1 .* one with status 500"
+    ):
+        await measure_speedup(server.url, PROMPTS, max_tokens=8)
 
 
 async def test_a_server_that_is_not_auroras_is_refused(server):
