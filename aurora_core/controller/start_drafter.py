@@ -11,9 +11,10 @@ import tempfile
 from pathlib import Path
 
 from aurora_core.controller.run_directory import RunDirectory
-from aurora_core.engine_process.placeholder import find_failure, placeholder_command
+from aurora_core.engine_process.placeholder import CANNOT_BE_MADE, placeholder_command
 from aurora_core.errors import ConfigError
 from aurora_core.interfaces import ServePlan
+from aurora_core.process_failure import find_failure
 from aurora_core.versions import RunState, write_run_state
 
 _FIRST = 1
@@ -54,7 +55,7 @@ def _stage(plan: ServePlan, directory: RunDirectory) -> None:
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
-        if reason := find_failure(finished):
+        if reason := find_failure(finished, CANNOT_BE_MADE):
             raise ConfigError(reason)
         directory.store.stage(
             _FIRST,

@@ -15,9 +15,10 @@ import anyio
 
 from aurora_core.errors import BackendError
 from aurora_core.interfaces import ServePlan
+from aurora_core.process_failure import find_failure
 from aurora_core.wire import to_json
 
-USER_ERROR = 2
+CANNOT_BE_MADE = "the drafter that the engine starts with cannot be made"
 _MODULE = "aurora_core.engine_process.placeholder_process"
 _PLAN_FILE = "plan.json"
 _WEIGHTS_FILE = "model.safetensors"
@@ -44,7 +45,7 @@ async def make_placeholder(plan: ServePlan, folder: Path) -> Path:
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
-    if reason := find_failure(finished):
+    if reason := find_failure(finished, CANNOT_BE_MADE):
         raise BackendError(reason)
     return folder
 
@@ -55,14 +56,3 @@ def placeholder_command(plan: ServePlan, folder: Path) -> list[str]:
     plan_path = folder.parent / f"{folder.name}-{_PLAN_FILE}"
     plan_path.write_text(to_json(plan), encoding="utf-8")
     return [sys.executable, "-m", _MODULE, str(plan_path), str(folder)]
-
-
-def find_failure(finished: subprocess.CompletedProcess[bytes]) -> str | None:
-    """Return why the command that makes a drafter failed, in a sentence; None if it did not."""
-    if not finished.returncode:
-        return None
-    lines = finished.stderr.decode(errors="replace").strip().splitlines()
-    reason = lines[-1] if lines else f"exit status {finished.returncode}"
-    if finished.returncode == USER_ERROR:
-        return reason
-    return f"the drafter that the engine starts with cannot be made: {reason}"

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aurora_core.engine_process.placeholder import USER_ERROR
 from aurora_core.errors import AuroraError
 from aurora_core.interfaces import ServePlan
+from aurora_core.process_failure import USER_ERROR
 from aurora_core.wire import from_json
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from aurora_core.config_learner import LearnerSection
 from aurora_core.errors import AuroraError, ConfigError
+from aurora_core.process_failure import USER_ERROR, find_failure
 
-USER_ERROR = 2
 _OF_LIGHTNING = {"accelerator", "devices", "strategy", "precision"}
 
 
@@ -38,16 +38,13 @@ def check_trainer(options: LearnerSection) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
-    if finished.returncode == 0:
-        return
-    lines = finished.stderr.decode(errors="replace").strip().splitlines()
-    reason = lines[-1] if lines else f"exit status {finished.returncode}"
-    if finished.returncode == USER_ERROR:
-        raise ConfigError(reason)
-    raise ConfigError(
-        f"whether the learner can train as configured cannot be found out: {reason}; look at "
-        "`aurora doctor`"
+    reason = find_failure(
+        finished,
+        "whether the learner can train as configured cannot be found out",
+        remedy="look at `aurora doctor`",
     )
+    if reason is not None:
+        raise ConfigError(reason)
 
 
 def main(arguments: Sequence[str]) -> int:

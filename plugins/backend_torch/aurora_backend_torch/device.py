@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from aurora_backend_torch.launch import USER_ERROR
 from aurora_core.errors import BackendError
+from aurora_core.process_failure import USER_ERROR, find_failure
 
 if TYPE_CHECKING:
     import torch
@@ -61,15 +61,13 @@ def check_device(name: str) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
-    if finished.returncode == 0:
-        return
-    lines = finished.stderr.decode(errors="replace").strip().splitlines()
-    reason = lines[-1] if lines else f"exit status {finished.returncode}"
-    if finished.returncode == USER_ERROR:
-        raise BackendError(reason)
-    raise BackendError(
-        f"whether there is a device {name!r} cannot be found out: {reason}; look at `aurora doctor`"
+    reason = find_failure(
+        finished,
+        f"whether there is a device {name!r} cannot be found out",
+        remedy="look at `aurora doctor`",
     )
+    if reason is not None:
+        raise BackendError(reason)
 
 
 def main(arguments: Sequence[str]) -> int:
